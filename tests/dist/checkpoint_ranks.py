@@ -1,5 +1,7 @@
 """Ranks that write checkpoints together and are killed, run out of disk, or write to S3.
 
+They export a model to a full disk as well.
+
 python checkpoint_ranks.py DIRECTORY [S3]; S3 is the JSON of s3fs's settings. Each scenario writes
 what it found to DIRECTORY/NAME.json, and what the ranks that were left said to NAME-RANK.txt.
 """
@@ -25,11 +27,13 @@ from cosmos_parallel import (
     CheckpointError,
     CheckpointStore,
     CheckpointWriteError,
+    ExportError,
     Learner,
     LearnerConfig,
     ParallelConfig,
     SftLoss,
     build_mesh,
+    export_hf,
     shard_module,
     shutdown_distributed,
 )
@@ -168,6 +172,46 @@ def full(directory: Path) -> None:
     run_ranks(TWO, body)
 
 
+def unreachable(directory: Path) -> None:
+    """Have what the first of two ranks asks before a save appears be out of reach, once."""
+    place = directory / "unreachable"
+
+    def ask(extra: bytes) -> None:
+        if extra == b"too early":
+            raise EOFError("nobody answers")  # no OSError, as of many clients
+
+    def body(at: Place) -> None:
+        learner = wide_learner(at)
+        store = CheckpointStore(place, learner.mesh, before_it_appears=ask)
+        try:
+            store.save(1, learner, b"too early")
+        except CheckpointWriteError as error:
+            say(at, place, error)
+        store.save(2, learner, b"in time")
+        found = {"steps": store.steps(), "step": store.load(learner).step}
+        (directory / f"unreachable-{at.rank}.json").write_text(json.dumps(found))
+        store.close()
+
+    run_ranks(TWO, body)
+
+
+def export_to_full(directory: Path) -> None:
+    """Have the disk of the first of two ranks, which writes an export, be full."""
+    place = directory / "exported"
+
+    def body(at: Place) -> None:
+        mesh, learner = make_learner(at, directory)
+        limit = no_file_longer_than(600) if at.rank == 0 else contextlib.nullcontext()
+        with limit:
+            try:
+                export_hf(learner.model, place, mesh)
+            except ExportError as error:
+                say(at, place, error)
+        export_hf(learner.model, place, mesh)
+
+    run_ranks(TWO, body)
+
+
 def train_to_s3(place: Place, directory: Path) -> None:
     """Save a step, take two more, and die before what is saved then is whole."""
 
@@ -209,9 +253,11 @@ if __name__ == "__main__":
     for who, ranks in VICTIMS.items():
         killed(where, who, ranks)
     full(where)
+    unreachable(where)
     if len(sys.argv) > 2:
         fsspec.config.conf["s3"] = json.loads(sys.argv[2])
         build_model("qwen3", where, tied=True)
+        export_to_full(where)
         with contextlib.suppress(SystemExit):  # one of them has killed itself
             run_ranks(TWO, lambda at: train_to_s3(at, where))
         for resuming in (Layout(), TWO):

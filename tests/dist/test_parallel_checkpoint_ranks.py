@@ -59,6 +59,26 @@ def test_a_full_disk_of_one_rank_is_an_error_of_the_save_on_all(written, rank):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("rank", "what"), [(0, "File too large"), (1, "another rank says why")])
+def test_a_full_disk_of_one_rank_is_an_error_of_the_export_on_all(written, rank, what):
+    said = (written / f"exported-{rank}.txt").read_text()
+    assert said.startswith("ExportError: cannot export to ")
+    assert what in said
+    assert (written / "exported" / "model.safetensors").is_file()  # by the next
+
+
+@pytest.mark.slow
+def test_whatever_one_rank_meets_is_an_error_of_the_save_on_all(written):
+    said = [(written / f"unreachable-{rank}.txt").read_text() for rank in (0, 1)]
+    assert "EOFError: nobody answers" in said[0]
+    assert "another rank could not use" in said[1]
+    assert all(each.startswith("CheckpointWriteError: checkpoint ") for each in said)
+    for rank in (0, 1):
+        found = json.loads((written / f"unreachable-{rank}.json").read_text())
+        assert found == {"steps": [2], "step": 2}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["1x1r1", "1x2r1"])
 def test_what_two_ranks_save_to_s3_is_resumed_by_one_and_by_two(written, layout):
     trained = json.loads((written / "s3-trained.json").read_text())

@@ -186,11 +186,16 @@ REFUSED = {
     "AggregationConfig(mode='mean')": (
         "AlgorithmConfigError: aggregation: mode is 'mean'; it must be one of 'token_mean', "
     ),
+    "weights.select(torch.tensor([True, True]))": (
+        "ShapeError: weights: rows is of torch.bool; it must be of whole numbers: "
+    ),
+    "weights.select([True, False])": "ShapeError: weights: rows is of torch.bool; ",
     "KlConfig(estimator='k9')": "AlgorithmConfigError: kl: estimator is 'k9'; ",
     "KlConfig(place='losses')": "AlgorithmConfigError: kl: place is 'losses'; ",
     "kl_values(wide, wide, 'k9')": "AlgorithmConfigError: kl: estimator is 'k9'; ",
     "GspoClip(level='tokens')": "AlgorithmConfigError: gspo: level is 'tokens'; ",
     "AipoClip(gradient='all')": "AlgorithmConfigError: aipo: gradient is 'all'; ",
+    "DpoConfig(form='ipo')": "AlgorithmConfigError: dpo: form is 'ipo'; ",
     "ObjectiveConfig(anchor='new')": "AlgorithmConfigError: objective: anchor is 'new'; ",
     "correction_weights(wide, TisConfig(level='sample'))": (
         "AlgorithmConfigError: level of a ratio is 'sample'; "

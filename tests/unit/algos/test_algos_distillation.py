@@ -76,6 +76,23 @@ def test_the_likeliest_tokens_and_their_tail_bound_the_whole_from_below(beta):
     torch.testing.assert_close(part, whole, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_likeliest_of_bfloat16_logits_have_the_log_probs_of_float32(temperature):
+    generator = torch.Generator().manual_seed(3)
+    logits = (4.0 * torch.randn(5, 40, generator=generator)).bfloat16()
+
+    found = top_k(logits, 8, temperature=temperature)
+
+    exact = torch.log_softmax(logits.double() / temperature, dim=-1)
+    torch.testing.assert_close(
+        found.logprobs, exact.gather(-1, found.token_ids).float(), atol=1e-5, rtol=0
+    )
+    left = 1.0 - exact.exp().gather(-1, found.token_ids).sum(-1)
+    torch.testing.assert_close(
+        with_tail(found.logprobs)[:, -1].exp(), left.float(), atol=1e-6, rtol=0
+    )
+
+
 def test_the_tail_is_what_is_left():
     tail = with_tail(torch.tensor([[0.5, 0.25]], dtype=torch.float64).log()).exp()
 

@@ -64,6 +64,29 @@ def test_probabilities_and_entropy_by_hand():
     torch.testing.assert_close(scores.entropies, torch.tensor([0.5623351]))
 
 
+@pytest.mark.parametrize("of_entropies", [0.0, 0.3])
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_tokens_that_are_masked_out_have_no_part_in_entropies_and_gradients(chunk, of_entropies):
+    # -inf where nothing may be drawn, as at padding of the vocabulary: 0 log 0 is 0
+    hidden, weight, bias, targets = inputs(torch.float64)
+    masked = bias.detach().masked_fill(torch.arange(7) >= 5, -torch.inf).requires_grad_()
+
+    def score(weight, bias, chunk):
+        if chunk:
+            return chunked_logprobs(hidden, weight, targets % 5, bias=bias, chunk=chunk)
+        return scores_from_logits(torch.nn.functional.linear(hidden, weight, bias), targets % 5)
+
+    found, wanted = score(weight, masked, chunk), score(weight[:5], bias[:5], 0)
+    # stacked, as a model's output is: entropies that a loss does not read have a gradient of 0
+    factors = torch.tensor([1.0, of_entropies], dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((torch.stack(scores, dim=-1) * factors).sum(), [hidden, weight, last])
+        for scores, last in ((found, masked), (wanted, bias))
+    ]
+    for one, other in zip([*found, *gradients[0]], [*wanted, *gradients[1]], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
 def test_bfloat16_inputs_give_float32_scores_and_bfloat16_gradients():
     hidden, weight, _, targets = inputs(torch.bfloat16)
     scores = chunked_logprobs(hidden, weight, targets)

@@ -19,6 +19,7 @@ from cosmos_algos import (
     PairingError,
     RewardModelConfig,
     SftConfig,
+    ShapeError,
     TokenIdError,
     TrajectoryError,
     bradley_terry_losses,
@@ -171,6 +172,28 @@ def test_dpo_of_a_model_equals_a_loop_over_its_pairs(form):
     assert part.weight.item() == 2.0
 
 
+@pytest.mark.parametrize("form", ["sigmoid", "squared", "kto"])
+def test_what_a_reference_says_of_other_tokens_is_of_no_account(form):
+    config = KtoConfig() if form == "kto" else DpoConfig(form=form)
+    batch = DpoConfig().with_reference(TinyModel(seed=1), collate_pairs(PAIRS))
+
+    def loss(batch):
+        model = TinyModel()
+        marked = KtoBatch(
+            tokens=batch,
+            desirable=torch.tensor([True, False, True, False]),
+            baseline=torch.tensor(0.1),
+        )
+        total = config.loss(model, marked if form == "kto" else batch).total
+        total.backward()
+        return total.detach(), model.embed.weight.grad
+
+    spoilt = batch.reference_logprobs.masked_fill(~batch.trainable, math.nan)
+    torch.testing.assert_close(
+        loss(replace(batch, reference_logprobs=spoilt)), loss(batch), rtol=0, atol=0
+    )
+
+
 def test_pairs_in_two_batches_have_the_gradient_of_one():
     config, reference = DpoConfig(), TinyModel(seed=1)
     gradients = []
@@ -222,6 +245,18 @@ def test_the_reward_is_the_output_at_the_last_token_of_a_row():
 
     last = model.embed.weight[[3, 4, 6, 0], 0]
     assert torch.equal(rewards, last)
+
+
+@pytest.mark.parametrize("has_value_head", [True, False])
+def test_rows_that_a_reward_model_would_misread_are_refused(has_value_head):
+    model = TinyModel(num_outputs=1)
+    if has_value_head:
+        model.value_head = nn.Linear(1, 1)
+    batch = collate_pairs(PAIRS)
+    padded_left = replace(batch, valid=batch.valid.flip(1))
+
+    with pytest.raises(ShapeError, match="rows must be right-padded"):
+        RewardModelConfig().rewards(model, padded_left)
 
 
 def test_a_reward_model_learns_the_margin():

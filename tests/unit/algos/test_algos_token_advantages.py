@@ -187,6 +187,36 @@ def test_a_batch_gets_its_advantages_and_its_critic_a_loss():
     assert part.metrics["clipped"].item() == 1.0
 
 
+@pytest.mark.parametrize("padding", [math.nan, -math.inf, math.inf])
+def test_what_stands_at_padding_is_of_no_account_to_a_critic(padding):
+    spoilt = replace(ppo_batch(), values=torch.tensor([[0.25, 0.5, padding]]))
+    batch = with_gae(spoilt, GaeConfig(decay=1.0))
+    assert (batch.advantages.tolist(), batch.returns.tolist()) == (
+        [[0.75, 0.5, 0.0]],
+        [[1.0, 1.0, 0.0]],
+    )
+
+    values = torch.tensor([[0.25, 0.75, padding]], requires_grad=True)
+    returns = torch.tensor([[1.0, 1.0, padding]])
+    part = critic_objective(values, batch, returns, CriticConfig())
+    part.total.backward()
+
+    assert part.total.item() == pytest.approx(0.5 * 0.75**2 + 0.5 * 0.3**2)
+    assert values.grad.tolist() == [[pytest.approx(-0.75), 0.0, 0.0]]
+    assert {name: value.item() for name, value in part.metrics.items()} == pytest.approx(
+        {
+            "tokens": 2.0,
+            "value": 1.0,
+            "return": 2.0,
+            "return_squared": 2.0,
+            "squared_error": 0.75**2 + 0.25**2,
+            "clipped": 1.0,
+        }
+    )
+    given = torch.tensor([[1.0, 1.0, padding]])
+    assert terminal_rewards(batch.samples, given).tolist() == [[0.0, 1.0, 0.0]]
+
+
 def test_whitened_advantages_of_a_batch_have_mean_0_and_deviation_1():
     batch = with_gae(ppo_batch(), GaeConfig(decay=1.0))
 

@@ -203,6 +203,13 @@ def test_what_cannot_be_read_again_is_not_saved(store, step, extra):
     assert store.steps() == []
 
 
+@pytest.mark.parametrize("score", [np.float32(0.5), torch.tensor(0.5)])
+def test_scores_of_numpy_and_torch_are_scores(store, score):
+    store.save(1, make_learner(), score=score)
+    assert store.best() == 1
+    assert store.load(make_learner()).score == 0.5
+
+
 @pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)])
 def test_steps_of_numpy_and_torch_are_steps(store, step):
     learner = make_learner()

@@ -11,6 +11,7 @@ from cosmos_parallel import (
     LearnerConfig,
     ModelConfig,
     ParallelConfig,
+    RetentionConfig,
     ScheduleConfig,
     SftBatchConfig,
     SgdConfig,
@@ -61,6 +62,19 @@ def test_a_recipe_is_read_and_written_back():
         sft=SftBatchConfig(layout="packed"),
     )
     assert config_from_json(Recipe, config_to_json(recipe)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RetentionConfig(better="max"), "better is 'max'; .* 'lower', 'higher'"),
+        (lambda: ScheduleConfig(shape="cosin", num_steps=9), "shape .* 'cosin'; .* 'cosine'"),
+        (lambda: SftBatchConfig(layout="pack"), "layout is 'pack'; .* 'padded', 'packed'"),
+    ],
+)
+def test_a_name_that_a_setting_does_not_have_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_the_optimizer_is_told_by_its_kind():

@@ -36,6 +36,17 @@ def test_the_sum_and_its_gradient_are_those_of_double_precision(dtype, within):
     assert not logits.grad[~mask].any()
 
 
+@pytest.mark.parametrize("padding", [float("nan"), float("inf")])
+def test_what_stands_at_tokens_that_do_not_count_is_of_no_account(padding):
+    logits, targets, mask = drawn(torch.float32)
+    (wanted,) = torch.autograd.grad(summed_cross_entropy(logits, targets, mask)[0], logits)
+    spoilt = logits.detach().masked_fill(~mask[:, None], padding).requires_grad_()
+    total, _ = summed_cross_entropy(spoilt, targets, mask)
+    total.backward()
+    assert total.item() == summed_cross_entropy(logits, targets, mask)[0].item()
+    assert torch.equal(spoilt.grad, wanted)
+
+
 def test_a_factor_of_the_loss_is_not_rounded_to_the_dtype_of_logits():
     """0.3696 is 0.3691 in bfloat16: all gradients together would be off by a thousandth."""
     logits, targets, mask = drawn(torch.bfloat16)

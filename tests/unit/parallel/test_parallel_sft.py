@@ -71,6 +71,11 @@ def test_an_end_that_is_written_in_the_prompt_stays(tokenizer):
     assert spell(tokenizer, example) == "<u>a</s>[b][</s>]"
 
 
+def test_an_end_that_is_written_in_the_response_is_not_written_again(tokenizer):
+    example = only_example({"prompt": "a", "response": "b</s>"}, tokenizer)
+    assert spell(tokenizer, example) == "a[b][</s>]"
+
+
 def test_every_answer_of_a_conversation_is_trained_and_nothing_else(tokenizer):
     messages = [
         {"role": "user", "content": "a"},

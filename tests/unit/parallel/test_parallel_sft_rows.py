@@ -74,6 +74,16 @@ def test_a_split_is_chosen_by_name(tmp_path, form):
         list(read_rows(path, "dev"))
 
 
+def test_a_split_whose_name_begins_with_another_is_chosen_by_all_of_it(tmp_path):
+    # sets of words have another order in each process; some of these names are hit by any
+    kinds = [f"{name}_{kind}" for name in ("train", "test") for kind in ("sft", "gen", "a", "b")]
+    for index, kind in enumerate(kinds):
+        write_json(tmp_path / "data" / f"{kind}-00000-of-00001.jsonl", [{"index": index}])
+    for index, kind in enumerate(kinds):
+        found = [dict(row) for _, row in read_rows(tmp_path, kind)]
+        assert found == [{"index": index}]
+
+
 def test_what_cannot_be_read_is_named(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing more")

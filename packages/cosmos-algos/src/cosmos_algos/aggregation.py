@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from cosmos_algos.advantages import group_ids
-from cosmos_algos.arguments import check_choice, check_lengths
+from cosmos_algos.arguments import check_choice, check_lengths, check_whole
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 
 AggregationMode = Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "prompt_mean"]
@@ -65,8 +65,15 @@ class SampleWeights(NamedTuple):
     imitation: Float64[Tensor, " N"] | None = None
 
     def select(self, rows: Sequence[int] | Tensor) -> "SampleWeights":
-        """Return the entries of some samples."""
-        picked = torch.as_tensor(rows, dtype=torch.int64, device=self.token.device)
+        """Return the entries of some samples, given by their numbers.
+
+        Raises:
+            ShapeError: if rows are a mask, whose truth values would be taken for numbers 0 and 1.
+        """
+        picked = torch.as_tensor(rows, device=self.token.device)
+        if picked.numel():
+            check_whole("weights: rows", picked)
+        picked = picked.long()
         imitation = None if self.imitation is None else self.imitation[picked]
         return SampleWeights(self.token[picked], self.denominator[picked], imitation)
 

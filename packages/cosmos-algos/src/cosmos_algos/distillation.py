@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from cosmos_algos.arguments import check_same_shape, check_whole
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 from cosmos_algos.logprobs import check_chunk, check_temperature
-from cosmos_algos.output_head import OutputHead, output_head
+from cosmos_algos.output_head import OutputHead, accurate, output_head
 
 
 class TopK(NamedTuple):
@@ -28,13 +28,15 @@ class TopK(NamedTuple):
 def top_k(logits: Float[Tensor, "*S V"], k: int, *, temperature: float = 1.0) -> TopK:
     """Return the K likeliest tokens of softmax(logits / temperature) with their log-probs.
 
+    These are float32 or better, whatever the logits are: the tail of rounded ones is no tail.
+
     Raises:
         AlgorithmConfigError: if there are not as many tokens, or ``temperature`` is not above 0.
     """
     check_temperature(temperature)
     if not 0 < k <= logits.shape[-1]:
         raise AlgorithmConfigError(f"top_k {k}: the distribution has {logits.shape[-1]} tokens")
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    logprobs = torch.log_softmax(accurate(logits) / temperature, dim=-1)
     return TopK(*logprobs.topk(k, dim=-1))
 
 

@@ -14,6 +14,8 @@ from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 from cosmos_algos.output_head import LogitScaling, OutputHead, accurate, output_head
 
 DEFAULT_CHUNK = 256
+_LEAST = -1e4
+"""A log-probability whose exponential is 0 in every type, so that 0 log 0 is 0 and no NaN."""
 _TOKEN_TYPES = (torch.int64, torch.int32)
 
 
@@ -88,7 +90,7 @@ def scores_from_logits(
     _check_targets("logits", logits, targets, temperature)
     logp = torch.log_softmax(accurate(logits) / temperature, dim=-1)
     chosen = logp.gather(-1, targets[..., None]).squeeze(-1)
-    return TokenScores(chosen, -(logp.exp() * logp).sum(-1))
+    return TokenScores(chosen, _Entropies.apply(logp))
 
 
 def check_chunk(chunk: int) -> None:
@@ -141,6 +143,31 @@ def _as_autocast(values: _Values) -> _Values:
     return values.to(torch.get_autocast_dtype(device))
 
 
+class _Entropies(torch.autograd.Function):
+    """H = -Σ p log p of log p, where 0 log 0 is 0; ∂H / ∂ log p = -p (log p + 1).
+
+    Nothing of the size of the logits is kept for backward but log p, which its own keeps too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # torch's own context object has no public type
+        logp: Float[Tensor, "*S V"],
+    ) -> Tensor:
+        """Return the entropy of every row."""
+        ctx.save_for_backward(logp)
+        bounded = logp.clamp(min=_LEAST)
+        return -bounded.exp().mul_(bounded).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
+        """Return the gradient of log p."""
+        (logp,) = ctx.saved_tensors
+        (grad,) = grad_outputs
+        bounded = logp.clamp(min=_LEAST)
+        return -grad[..., None] * bounded.exp() * (bounded + 1.0)
+
+
 class _Settings(NamedTuple):
     """How logits become z, which is what is normalised, and how many rows do so at a time."""
 
@@ -177,6 +204,7 @@ class _ChunkedScores(torch.autograd.Function):
             normalisers[rows] = scaled.logsumexp(-1)
             logp = scaled.sub_(normalisers[rows, None])
             logprobs[rows] = logp.gather(-1, targets[rows, None])[:, 0]
+            logp.clamp_(min=_LEAST)
             entropies[rows] = -logp.exp().mul_(logp).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropies)
         return logprobs, entropies
@@ -241,6 +269,7 @@ def _logit_gradient(
     if of_entropies is None:
         grad = logp.exp_().mul_(-of_logprobs[:, None])
     else:
+        logp.clamp_(min=_LEAST)
         factors = (logp + saved.entropies[:, None]).mul_(of_entropies[:, None])
         grad = factors.add_(of_logprobs[:, None]).mul_(logp.exp_()).neg_()
     return grad.scatter_add_(-1, targets[:, None], of_logprobs[:, None])

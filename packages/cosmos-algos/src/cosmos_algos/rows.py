@@ -82,7 +82,7 @@ def check_rows(batch: TokenBatch) -> None:
     raise ShapeError(
         "scores: rows must be right-padded, and the target of a trained column be the next token; "
         "for others make scores of a forward pass of your own: scores_from_logits(logits, "
-        "batch.targets)"
+        "batch.targets), or its values"
     )
 
 

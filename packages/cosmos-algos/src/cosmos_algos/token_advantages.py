@@ -44,7 +44,7 @@ def terminal_rewards(samples: Samples, rewards: Float[Tensor, "B T"]) -> Float[T
     """
     samples.check("terminal rewards", {"rewards": rewards})
     remaining = returns_to_go(torch.ones_like(rewards).where(samples.trainable, 0.0), samples)
-    return rewards * (samples.trainable & (remaining == 1.0))
+    return rewards.where(samples.trainable & (remaining == 1.0), 0.0)
 
 
 def returns_to_go(

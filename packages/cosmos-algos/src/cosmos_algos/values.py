@@ -10,7 +10,7 @@ from cosmos_algos.arguments import check_coefficients, check_same_shape
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import ModelHeadError
 from cosmos_algos.loss_sum import LossSum
-from cosmos_algos.rows import position_ids
+from cosmos_algos.rows import check_rows, position_ids
 from cosmos_algos.scoring import head_values
 from cosmos_algos.token_advantages import (
     GaeConfig,
@@ -82,7 +82,9 @@ def critic_values(critic: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
 
     Raises:
         ModelHeadError: if there is not exactly one output per token.
+        ShapeError: if rows are padded on the left, or targets are not the tokens that come next.
     """
+    check_rows(batch)
     if isinstance(getattr(critic, "value_head", None), nn.Module):
         return head_values(critic, batch)
     rows = {} if batch.segments is None else {"position_ids": position_ids(batch.segments)}
@@ -140,6 +142,8 @@ def critic_objective(
 ) -> LossSum:
     """Return the critic's loss of a batch, with the same weights as the policy's.
 
+    What stands where nothing is trained does not matter: it may be NaN.
+
     Args:
         values: the critic's, with gradient.
         batch: with the values of the critic at the start of the step.
@@ -149,9 +153,10 @@ def critic_objective(
     Raises:
         MissingScoresError: if the batch has no values.
     """
-    old = batch.scores_of("values", "the value loss")
-    losses = value_losses(values, old, returns, config.clip)
     kept = batch.trainable
+    old = batch.scores_of("values", "the value loss").where(kept, 0.0)
+    values, returns = values.where(kept, 0.0), returns.where(kept, 0.0)
+    losses = value_losses(values, old, returns, config.clip)
     held = (values.detach() - old).abs() > config.clip if config.clip else ~kept
     sums = {
         "tokens": kept,

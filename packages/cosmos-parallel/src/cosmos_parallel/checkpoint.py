@@ -273,16 +273,18 @@ class CheckpointStore:
             return self._write_whole(step, state, extra, score)
 
     def _write_whole(self, step: int, state: State, extra: bytes, score: float | None) -> str:
-        writing = self._files.next_path(step)
-        self._agree(lambda: None)  # all have named the place before the writer changes anything
+        named: list[str] = []
         try:
+            # all have named the place before the writer changes anything
+            self._agree(lambda: named.append(self._files.next_path(step)))
+            (writing,) = named
             self._agree(lambda: self._files.prepare(writing) if self._is_writer else None)
             write_state(state, self._files.writer(writing), self._group)
             self._agree(lambda: self._write_sums(writing))
             self._agree(lambda: self._finish(step, writing, extra, score))
         except Exception as error:
-            if self._is_writer:
-                self._files.abandon(writing)
+            if self._is_writer and named:
+                self._files.abandon(named[0])
             if isinstance(error, CheckpointRefusedError):
                 raise
             raise CheckpointWriteError(
@@ -313,7 +315,7 @@ class CheckpointStore:
             "format": FORMAT,
             "step": step,
             "order": 1 + max(map(_order, manifests.values()), default=0),
-            "score": score,
+            "score": None if score is None else float(score),
             "num_ranks": self._mesh.process.world_size,
             "files": sums,
         }
@@ -363,7 +365,7 @@ class CheckpointStore:
         failure: Exception | None = None
         try:
             action()
-        except (OSError, CheckpointError) as error:
+        except Exception as error:  # noqa: BLE001 - clients of stores raise anything; others wait
             failure = error
         if self._group is not None:
             failed = torch.tensor(int(failure is not None))
@@ -373,7 +375,8 @@ class CheckpointStore:
         if isinstance(failure, CheckpointError):
             raise failure
         if failure is not None:
-            raise CheckpointError(f"checkpoints in {self._place}: {failure}") from failure
+            what = "" if isinstance(failure, OSError) else f"{type(failure).__name__}: "
+            raise CheckpointError(f"checkpoints in {self._place}: {what}{failure}") from failure
 
 
 def _order(manifest: dict[str, Any]) -> int:

@@ -66,7 +66,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 # of -log softmax: the probabilities, less 1 at the target
                 slopes = logprobs.exp_()
                 slopes[torch.arange(len(goals), device=goals.device), goals] -= 1.0
-                torch.mul(slopes, kept[:, None], out=gradient[rows])
+                gradient[rows] = slopes.masked_fill_(~kept[:, None], 0.0)
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(num_correct)
         return total, num_correct

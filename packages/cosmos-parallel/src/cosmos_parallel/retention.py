@@ -4,6 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from cosmos_parallel.choices import check_choice
+
+Better = Literal["lower", "higher"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionConfig:
@@ -17,14 +21,15 @@ class RetentionConfig:
 
     keep: int = 2
     keep_best: int = 0
-    better: Literal["lower", "higher"] = "lower"
+    better: Better = "lower"
 
     def __post_init__(self) -> None:
         """Check the numbers.
 
         Raises:
-            ValueError: if nothing would stay, or a number is below 0.
+            ValueError: if nothing would stay, a number is below 0, or ``better`` is neither.
         """
+        check_choice("better", self.better, Better)
         if self.keep < 1:
             raise ValueError(f"keep is {self.keep}; at least 1 checkpoint must stay")
         if self.keep_best < 0:

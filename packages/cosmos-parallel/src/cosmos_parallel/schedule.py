@@ -4,6 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from cosmos_parallel.choices import check_choice
+
+Shape = Literal["constant", "cosine", "linear", "wsd"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleConfig:
@@ -19,7 +23,7 @@ class ScheduleConfig:
         num_decay_steps: length of the decay of ``wsd``.
     """
 
-    shape: Literal["constant", "cosine", "linear", "wsd"] = "constant"
+    shape: Shape = "constant"
     num_warmup_steps: int = 0
     num_steps: int = 0
     final_factor: float = 0.0
@@ -29,8 +33,10 @@ class ScheduleConfig:
         """Check the numbers against each other.
 
         Raises:
-            ValueError: if a decay has no steps left after the warm-up, or ends below 0.
+            ValueError: if there is no such shape, or a decay has no steps left after the warm-up,
+                or ends below 0.
         """
+        check_choice("shape of a schedule", self.shape, Shape)
         if self.num_warmup_steps < 0:
             raise ValueError(f"num_warmup_steps is {self.num_warmup_steps}; it must be 0 or more")
         if not 0.0 <= self.final_factor < math.inf:

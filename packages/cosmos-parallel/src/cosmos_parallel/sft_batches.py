@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cosmos_parallel.choices import check_choice
 from cosmos_parallel.errors import PictureError, SftDataError
 from cosmos_parallel.example_mixture import ExampleMixture, epoch_order
 from cosmos_parallel.packing import plan_micro_batches
 from cosmos_parallel.pictures import BLANK_PICTURE, TOKEN_KINDS, PictureReader
 from cosmos_parallel.sft_examples import SftData, SftExample
+
+Layout = Literal["padded", "packed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +61,7 @@ class SftBatchConfig:
 
     batch_size: int = 64
     max_tokens: int = 16384
-    layout: Literal["padded", "packed"] = "padded"
+    layout: Layout = "padded"
     bucket: int = 16
     seed: int = 0
 
@@ -66,8 +69,9 @@ class SftBatchConfig:
         """Check the ranges.
 
         Raises:
-            ValueError: if a size is below 1, or the seed below 0.
+            ValueError: if a size is below 1, the seed below 0, or there is no such layout.
         """
+        check_choice("layout", self.layout, Layout)
         for name in ("batch_size", "max_tokens", "bucket"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")

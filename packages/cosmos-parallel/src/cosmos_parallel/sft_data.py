@@ -248,7 +248,8 @@ def _encode_texts(
         # one that the tokenizer adds; it may also be what the prompt's text ends with, or begins
         is_added = prompt[-1:] == [end] and token_ids_of(tokenizer("a"))[-1] == end
         prompt = prompt[:-1] if is_added else prompt
-        response = [*response, end]
+        # many data sets have it in the text already
+        response = response if response[-1:] == [end] else [*response, end]
     return joined([(prompt, False), (response, True)])
 
 

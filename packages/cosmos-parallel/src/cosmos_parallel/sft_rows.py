@@ -180,7 +180,7 @@ def _files_of(path: Path, split: str) -> list[Path]:
 def _split_of(file: Path, known: set[str]) -> str | None:
     """Return the split that a file belongs to by its name or its folder's, if it says one."""
     for word in (file.name, file.parent.name):
-        for split in known:
+        for split in sorted(known, key=len, reverse=True):  # train_sft is none of train
             if word == split or word.startswith((f"{split}-", f"{split}.", f"{split}_")):
                 return split
     return None

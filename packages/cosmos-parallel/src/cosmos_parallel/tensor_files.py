@@ -2,12 +2,16 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
@@ -24,7 +28,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
     Raises:
         OSError: if it cannot be written.
     """
-    save_file(dict(tensors), path, metadata=dict(metadata))
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except SafetensorError as error:
+        raise _as_os_error(error, path) from error
     _set_mode([path], path.parent)
 
 
@@ -38,6 +45,14 @@ def share_tensor_files(directory: Path) -> None:
         OSError: if it cannot be written to.
     """
     _set_mode(sorted(directory.rglob("*.safetensors")), directory)
+
+
+def _as_os_error(error: SafetensorError, path: Path) -> OSError:
+    """Return what the system said, which safetensors has in its text alone: a full disk, say."""
+    number = _NUMBER.search(str(error))
+    if number is None:
+        return OSError(f"{path}: {error}")
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
 
 
 def _set_mode(files: Sequence[Path], directory: Path) -> None:

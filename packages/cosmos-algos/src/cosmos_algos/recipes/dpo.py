@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from cosmos_algos.arguments import check_coefficients
+from cosmos_algos.arguments import check_choice, check_coefficients
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.labelled import paired
@@ -17,6 +17,8 @@ from cosmos_algos.logprobs import DEFAULT_CHUNK
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.preferences import dpo_losses, ipo_losses
 from cosmos_algos.scoring import model_scores
+
+Form = Literal["sigmoid", "squared"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +33,14 @@ class DpoConfig:
     """
 
     kind: Literal["dpo"] = "dpo"
-    form: Literal["sigmoid", "squared"] = "sigmoid"
+    form: Form = "sigmoid"
     beta: float = 0.1
     label_smoothing: float = 0.0
     logprob_chunk: int = DEFAULT_CHUNK
 
     def __post_init__(self) -> None:
         """Refuse what is no probability, or no scale, and smoothing that would do nothing."""
+        check_choice("dpo: form", self.form, Form)
         check_coefficients("dpo", {"beta": self.beta, "logprob_chunk": self.logprob_chunk})
         if self.beta == 0.0 or not 0.0 <= self.label_smoothing < 0.5:
             raise AlgorithmConfigError(
@@ -65,7 +68,7 @@ class DpoConfig:
         """
         reference = batch.scores_of("reference_logprobs", "dpo")
         logprobs = model_scores(model, batch, chunk=self.logprob_chunk).logprobs
-        ratios = ((logprobs - reference) * batch.trainable).sum(-1)
+        ratios = (logprobs - reference).where(batch.trainable, 0.0).sum(-1)
         if self.form == "squared":
             chosen, rejected = paired(ratios / batch.trainable.sum(-1).clamp(min=1))
             losses = ipo_losses(chosen, rejected, beta=self.beta)

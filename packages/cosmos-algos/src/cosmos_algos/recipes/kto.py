@@ -86,7 +86,7 @@ class KtoConfig:
         """
         reference = batch.scores_of("reference_logprobs", "kto")
         logprobs = model_scores(model, batch, chunk=self.logprob_chunk).logprobs
-        return ((logprobs - reference) * batch.trainable).sum(-1)
+        return (logprobs - reference).where(batch.trainable, 0.0).sum(-1)
 
     def loss(self, model: nn.Module, batch: KtoBatch) -> LossSum:
         """Run the model once over a batch and return the batch's part of the step's loss.

@@ -1,0 +1,19 @@
+"""Names that settings may have: type checkers see others, and Python takes them without a word."""
+
+from typing import Any, get_args
+
+
+def check_choice(setting: str, value: str, choices: Any) -> None:
+    """Refuse a name that is none of a ``Literal``'s.
+
+    Args:
+        setting: which has it.
+        value: the name.
+        choices: the ``Literal``.
+
+    Raises:
+        ValueError: names the setting and what there is.
+    """
+    if value not in get_args(choices):
+        there = ", ".join(map(repr, get_args(choices)))
+        raise ValueError(f"{setting} is {value!r}; it must be one of {there}")
