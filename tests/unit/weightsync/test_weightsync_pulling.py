@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from cosmos_weightsync import (
+    Box,
     ConfigurationError,
     FileSender,
     FileSenderConfig,
+    Shard,
+    ShardSpec,
     StorageError,
     shards_of,
 )
@@ -63,6 +66,25 @@ def test_a_header_that_places_a_tensor_elsewhere_is_a_difference(checkpoint):
     file.write_bytes(content.replace(b"[2,3]", b"[3,2]", 1))
     _, found = verify_against_manifest(LocalStorage(checkpoint), lambda _: None)
     assert [item.reason for item in found] == [f"the header of {file.name} does not place it"]
+
+
+def test_a_header_that_calls_a_tensor_otherwise_is_a_difference(checkpoint):
+    (file,) = checkpoint.glob("*.safetensors")
+    content = file.read_bytes()
+    assert content.count(b'"b"') == 1
+    file.write_bytes(content.replace(b'"b"', b'"c"'))
+    _, found = verify_against_manifest(LocalStorage(checkpoint), lambda _: None)
+    assert [(item.name, item.reason) for item in found] == [
+        ("b [0:2, 0:3]", f"the header of {file.name} does not place it")
+    ]
+
+
+def test_headers_of_parts_of_tensors_are_those_of_the_manifest(tmp_path):
+    halves = [Box((0, 0), (1, 3)), Box((1, 0), (2, 3))]
+    shards = [Shard(ShardSpec("a", (2, 3), box, "float32"), torch.zeros(1, 3)) for box in halves]
+    FileSender(shards, tmp_path).publish(1)
+    _, found = verify_against_manifest(LocalStorage(tmp_path / "v00000001"), lambda _: None)
+    assert found == []
 
 
 def test_an_older_checkpoint_is_not_half_replaced(tmp_path):
