@@ -1,5 +1,7 @@
 """Directories of files: pulled by one at a time, and checked as others will read them."""
 
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ from cosmos_weightsync import (
     StorageError,
     shards_of,
 )
-from cosmos_weightsync.files.pulling import pull_directory
+from cosmos_weightsync.files.pulling import PushedDirectory, pull_directory
+from cosmos_weightsync.files.pushing import DirectoryServer
 from cosmos_weightsync.files.storage import LocalStorage
 from cosmos_weightsync.files.verifying import verify_against_manifest
 
@@ -112,6 +115,31 @@ def test_an_older_checkpoint_is_not_half_replaced(tmp_path):
     manifest, found = verify_against_manifest(LocalStorage(target), lambda _: None)
     assert (manifest.version, found) == (2, [])
     assert not (target / ".pull").exists()
+
+
+@pytest.mark.parametrize("replaced", ["written over", "renamed into its place"])
+def test_old_and_new_files_of_a_push_are_not_mixed(tmp_path, replaced):
+    """The second file changes, to one of the same size, when the first has been pulled."""
+    for name in ("from", "to"):
+        (tmp_path / name).mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "from" / name).write_text("old")
+        os.utime(tmp_path / "from" / name, (0, 0))  # Clocks of file systems tick slowly.
+
+    def change(num_bytes: int) -> None:
+        if num_bytes and replaced == "written over":
+            (tmp_path / "from" / "b").write_text("new")
+        elif num_bytes:
+            (tmp_path / "new").write_text("new")
+            (tmp_path / "new").rename(tmp_path / "from" / "b")
+
+    with (
+        closing(DirectoryServer(tmp_path / "from")) as server,
+        closing(PushedDirectory(server.endpoint)) as source,
+        pytest.raises(StorageError, match="from/b has changed since 'push' began"),
+    ):
+        pull_directory(source, tmp_path / "to", change)
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [".pull"]
 
 
 def test_a_part_of_a_file_that_is_in_place_is_not_put_over_it(checkpoint, tmp_path):
