@@ -133,3 +133,37 @@ def test_whoever_listens_where_a_dead_sender_did_is_not_taken_for_dead(world):
         sources.find(1, Deadline.after(0.3))
     attend(world, "again", "sender", 10)
     assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["again"]
+
+
+def _left_by_their_trainer(world: World) -> list[WeightReceiver]:
+    """Two receivers that have version 1, and nobody else does."""
+    sender = world.sender()
+    receivers = [world.receiver(), world.receiver()]
+    sender.publish(1)
+    for receiver in receivers:
+        receiver.stage(1)
+    sender.close()
+    return receivers
+
+
+def test_receivers_do_not_take_from_one_another_what_they_have(world):
+    receivers = _left_by_their_trainer(world)
+
+    def again(receiver: WeightReceiver) -> list[tuple[int, int]]:
+        found = [receiver.stage(timeout_s=20.0) for _ in range(100)]
+        return [(staged.version, staged.wire_bytes) for staged in found]
+
+    for found in world.threads.map(again, receivers):
+        assert found == [(1, 0)] * 100
+    assert [receiver.verify() for receiver in receivers] == [receivers[0].staged.digest] * 2
+    newcomer = world.receiver()
+    assert newcomer.stage(1).version == 1
+
+
+def test_what_is_not_what_came_is_taken_from_another_receiver(world):
+    damaged, _ = _left_by_their_trainer(world)
+    (shard,) = damaged.staged_shards()
+    shard.tensor[2] = 7.0
+    assert damaged.stage(1).wire_bytes == 16
+    (shard,) = damaged.staged_shards()
+    assert shard.tensor.tolist() == [1.0] * 4

@@ -288,6 +288,10 @@ class VersionFetcher:
                 f"version {version} is of several runs of a trainer: "
                 f"{sorted({session.run_id for session in sessions})}"
             )
+        if self._is_here(version, run_id, first):
+            for session in sessions:
+                session.release(deadline)
+            return Fetched(version, self._shadow.num_bytes, 0, version_digest(self._sums))
         offer = self._offer(version, reuse)
         self._num_built_on = 0 if offer is None else self._num_built_on + 1
         self._shadow.begin(version, run_id, deadline.within(self._patience.linger_s))
@@ -311,6 +315,20 @@ class VersionFetcher:
                 session.release(deadline)
         return Fetched(
             version, self._shadow.num_bytes, staging.wire_bytes, version_digest(self._sums)
+        )
+
+    def _is_here(self, version: int, run_id: str, edges: Sequence[Edge]) -> bool:
+        """Whether receivers alone offer what is here already, as it came.
+
+        Two that took it from each other would each overwrite what the other reads, and lose it.
+        """
+        is_same = (self._shadow.whole_version, self._shadow.run_id) == (version, run_id)
+        if not is_same or any(edge.source.role == "sender" for edge in edges):
+            return False
+        here = self._shadow.here()
+        return all(
+            [piece_checksum(here, p) for p in pieces_of(edge.wanted)] == list(self._sums[number])
+            for number, edge in enumerate(self._pieces)
         )
 
     def _offer(self, version: int, reuse: ReusePolicy) -> Offer | None:
