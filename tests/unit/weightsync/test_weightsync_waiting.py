@@ -135,6 +135,28 @@ def test_whoever_listens_where_a_dead_sender_did_is_not_taken_for_dead(world):
     assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["again"]
 
 
+def test_a_receiver_that_lost_what_it_had_is_not_waited_for(world):
+    """The directory hears of it when its next version is there; it may wait for this one's."""
+    sender = world.sender()
+    sender.publish(7)
+    silent = world.stack.enter_context(WeightSender(shards_of([("w", torch.ones(4))])))
+    waiting = world.stack.enter_context(
+        WeightReceiver([silent.endpoint], config=ReceiverConfig(serve_host="127.0.0.1"))
+    )
+    staged = world.threads.submit(waiting.stage, 6)
+    who = Member(id="waiting", role="receiver", name="waiting", endpoint=waiting.endpoint)
+    attendance = Attendance(world.directory.endpoint, who, "")
+    world.stack.callback(attendance.close, Deadline.after(20))
+    attendance.describe(sender.layout)
+    attendance.hold(5, sender.run_id)
+    config = ReceiverConfig(directory=world.directory.endpoint, prefer="receivers", stall_s=0.5)
+    receiver = world.stack.enter_context(WeightReceiver(config=config))
+    assert receiver.stage(5, timeout_s=20.0).version == 7
+    silent.close()
+    with pytest.raises(PeerLostError):
+        staged.result(20)
+
+
 def _left_by_their_trainer(world: World) -> list[WeightReceiver]:
     """Two receivers that have version 1, and nobody else does."""
     sender = world.sender()

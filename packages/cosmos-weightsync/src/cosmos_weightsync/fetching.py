@@ -372,9 +372,8 @@ class VersionFetcher:
             edge.session.ask_pin(wanted.at_least, wanted.prefer, deadline)
 
     def _pinned(self, edge: Edge, at_least: int, deadline: Deadline) -> int:
-        assert edge.session is not None
         with self._suspecting(edge):
-            return edge.session.pinned(at_least, deadline)
+            return edge.pinned(at_least, deadline, self._patience.stall_s)
 
     @contextmanager
     def _suspecting(self, edge: Edge) -> Generator[None]:

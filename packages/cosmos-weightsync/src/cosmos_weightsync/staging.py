@@ -20,6 +20,7 @@ from cosmos_weightsync.chunks import piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import (
+    DeadlineError,
     DigestError,
     PeerLostError,
     PlanError,
@@ -90,6 +91,27 @@ class Edge:
             specs = [*self.wanted.specs_of(0), *self.arrived.specs_of(0)]
             self._specs = self.wanted, self.arrived, specs
         return self._specs[2]
+
+    def pinned(self, at_least: int, deadline: Deadline, stall_s: float) -> int:
+        """The version that the source holds for this edge, once it was asked for one.
+
+        A receiver that was said to have it does not let others wait: it may wait for them.
+
+        Raises:
+            PeerLostError: it does, so it has lost the version.
+            DeadlineError: nobody has such a version in time.
+        """
+        assert self.session is not None
+        if self.source.role == "sender" or self.source.version < at_least:
+            return self.session.pinned(at_least, deadline)
+        try:
+            return self.session.pinned(at_least, deadline.within(stall_s))
+        except DeadlineError as error:
+            deadline.remaining(self.source.name)
+            raise PeerLostError(
+                f"{self.source.name} at {self.source.endpoint} had version {self.source.version}, "
+                f"and has none from {at_least} on now"
+            ) from error
 
 
 class Instead(Protocol):
