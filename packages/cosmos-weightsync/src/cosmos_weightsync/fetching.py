@@ -389,7 +389,8 @@ class VersionFetcher:
         if edge.is_relay or edge.session is None or edge not in self._edges or version is None:
             return None
         try:
-            edge.session.pin(version, "newest", deadline, at_most=version)
+            edge.session.ask_pin(version, "newest", deadline, at_most=version)
+            edge.pinned(version, deadline, self._patience.stall_s)
             sums = edge.session.checksums(edge.wanted, deadline)
             edge.session.release(deadline)
         except (PeerLostError, VersionGoneError):
