@@ -298,3 +298,26 @@ def test_a_relay_that_moves_on_hangs_up_on_a_slow_reader_who_gets_the_rest_elsew
     version = reading.result(30).version
     assert_same(staged(reader), {1: first, 2: second}[version])
     assert_same(staged(relay), second)
+
+
+def test_a_version_is_verified_by_what_was_sent_when_the_receiver_that_gave_it_lost_it(
+    stack, make_trainer
+):
+    is_dead = threading.Event()
+
+    def die(_: int, __: int) -> None:
+        if is_dead.is_set():
+            raise PeerLostError("killed by the test")
+
+    trainer = make_trainer(SHAPES, hooks={rank: _Hooked(die) for rank in range(2)})
+    trainer.publish(1)
+    relay = stack.enter_context(WeightReceiver(trainer.endpoints, config=SERVING))
+    relay.stage(1)
+    config = replace(SMALL, stall_s=0.5)
+    reader = stack.enter_context(WeightReceiver([relay.endpoint], config=config))
+    digest = reader.stage(1).digest
+    trainer.publish(2)
+    is_dead.set()
+    with pytest.raises(PeerLostError):
+        relay.stage(2, timeout_s=30)
+    assert reader.verify(timeout_s=10.0) == digest

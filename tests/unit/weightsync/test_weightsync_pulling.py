@@ -1,18 +1,24 @@
 """Directories of files: pulled by one at a time, and checked as others will read them."""
 
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
 from cosmos_weightsync import (
+    Box,
     ConfigurationError,
     FileSender,
     FileSenderConfig,
+    Shard,
+    ShardSpec,
     StorageError,
     shards_of,
 )
-from cosmos_weightsync.files.pulling import pull_directory
+from cosmos_weightsync.files.pulling import PushedDirectory, pull_directory
+from cosmos_weightsync.files.pushing import DirectoryServer
 from cosmos_weightsync.files.storage import LocalStorage
 from cosmos_weightsync.files.verifying import verify_against_manifest
 
@@ -65,6 +71,25 @@ def test_a_header_that_places_a_tensor_elsewhere_is_a_difference(checkpoint):
     assert [item.reason for item in found] == [f"the header of {file.name} does not place it"]
 
 
+def test_a_header_that_calls_a_tensor_otherwise_is_a_difference(checkpoint):
+    (file,) = checkpoint.glob("*.safetensors")
+    content = file.read_bytes()
+    assert content.count(b'"b"') == 1
+    file.write_bytes(content.replace(b'"b"', b'"c"'))
+    _, found = verify_against_manifest(LocalStorage(checkpoint), lambda _: None)
+    assert [(item.name, item.reason) for item in found] == [
+        ("b [0:2, 0:3]", f"the header of {file.name} does not place it")
+    ]
+
+
+def test_headers_of_parts_of_tensors_are_those_of_the_manifest(tmp_path):
+    halves = [Box((0, 0), (1, 3)), Box((1, 0), (2, 3))]
+    shards = [Shard(ShardSpec("a", (2, 3), box, "float32"), torch.zeros(1, 3)) for box in halves]
+    FileSender(shards, tmp_path).publish(1)
+    _, found = verify_against_manifest(LocalStorage(tmp_path / "v00000001"), lambda _: None)
+    assert found == []
+
+
 def test_an_older_checkpoint_is_not_half_replaced(tmp_path):
     """Two versions in several files of one size; the second pull is ended after its first file."""
     for value in (1.0, 2.0):
@@ -90,6 +115,31 @@ def test_an_older_checkpoint_is_not_half_replaced(tmp_path):
     manifest, found = verify_against_manifest(LocalStorage(target), lambda _: None)
     assert (manifest.version, found) == (2, [])
     assert not (target / ".pull").exists()
+
+
+@pytest.mark.parametrize("replaced", ["written over", "renamed into its place"])
+def test_old_and_new_files_of_a_push_are_not_mixed(tmp_path, replaced):
+    """The second file changes, to one of the same size, when the first has been pulled."""
+    for name in ("from", "to"):
+        (tmp_path / name).mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "from" / name).write_text("old")
+        os.utime(tmp_path / "from" / name, (0, 0))  # Clocks of file systems tick slowly.
+
+    def change(num_bytes: int) -> None:
+        if num_bytes and replaced == "written over":
+            (tmp_path / "from" / "b").write_text("new")
+        elif num_bytes:
+            (tmp_path / "new").write_text("new")
+            (tmp_path / "new").rename(tmp_path / "from" / "b")
+
+    with (
+        closing(DirectoryServer(tmp_path / "from")) as server,
+        closing(PushedDirectory(server.endpoint)) as source,
+        pytest.raises(StorageError, match="from/b has changed since 'push' began"),
+    ):
+        pull_directory(source, tmp_path / "to", change)
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [".pull"]
 
 
 def test_a_part_of_a_file_that_is_in_place_is_not_put_over_it(checkpoint, tmp_path):

@@ -133,3 +133,59 @@ def test_whoever_listens_where_a_dead_sender_did_is_not_taken_for_dead(world):
         sources.find(1, Deadline.after(0.3))
     attend(world, "again", "sender", 10)
     assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["again"]
+
+
+def test_a_receiver_that_lost_what_it_had_is_not_waited_for(world):
+    """The directory hears of it when its next version is there; it may wait for this one's."""
+    sender = world.sender()
+    sender.publish(7)
+    silent = world.stack.enter_context(WeightSender(shards_of([("w", torch.ones(4))])))
+    waiting = world.stack.enter_context(
+        WeightReceiver([silent.endpoint], config=ReceiverConfig(serve_host="127.0.0.1"))
+    )
+    staged = world.threads.submit(waiting.stage, 6)
+    who = Member(id="waiting", role="receiver", name="waiting", endpoint=waiting.endpoint)
+    attendance = Attendance(world.directory.endpoint, who, "")
+    world.stack.callback(attendance.close, Deadline.after(20))
+    attendance.describe(sender.layout)
+    attendance.hold(5, sender.run_id)
+    config = ReceiverConfig(directory=world.directory.endpoint, prefer="receivers", stall_s=0.5)
+    receiver = world.stack.enter_context(WeightReceiver(config=config))
+    assert receiver.stage(5, timeout_s=20.0).version == 7
+    silent.close()
+    with pytest.raises(PeerLostError):
+        staged.result(20)
+
+
+def _left_by_their_trainer(world: World) -> list[WeightReceiver]:
+    """Two receivers that have version 1, and nobody else does."""
+    sender = world.sender()
+    receivers = [world.receiver(), world.receiver()]
+    sender.publish(1)
+    for receiver in receivers:
+        receiver.stage(1)
+    sender.close()
+    return receivers
+
+
+def test_receivers_do_not_take_from_one_another_what_they_have(world):
+    receivers = _left_by_their_trainer(world)
+
+    def again(receiver: WeightReceiver) -> list[tuple[int, int]]:
+        found = [receiver.stage(timeout_s=20.0) for _ in range(100)]
+        return [(staged.version, staged.wire_bytes) for staged in found]
+
+    for found in world.threads.map(again, receivers):
+        assert found == [(1, 0)] * 100
+    assert [receiver.verify() for receiver in receivers] == [receivers[0].staged.digest] * 2
+    newcomer = world.receiver()
+    assert newcomer.stage(1).version == 1
+
+
+def test_what_is_not_what_came_is_taken_from_another_receiver(world):
+    damaged, _ = _left_by_their_trainer(world)
+    (shard,) = damaged.staged_shards()
+    shard.tensor[2] = 7.0
+    assert damaged.stage(1).wire_bytes == 16
+    (shard,) = damaged.staged_shards()
+    assert shard.tensor.tolist() == [1.0] * 4

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["byte_rows", "lent_bytes", "row_bytes_of"]
+__all__ = ["byte_rows", "flat_bytes", "lent_bytes", "row_bytes_of"]
 
 _SHORTEST_ROW = 64
 
@@ -41,8 +41,16 @@ def byte_rows(view: Tensor) -> np.ndarray | None:
     if row_bytes is None:
         return None
     if row_bytes == 1:
-        return lent_bytes(view.reshape(-1, 1).view(torch.uint8)).reshape(-1, 1)
+        return lent_bytes(flat_bytes(view)).reshape(-1, 1)
     return lent_bytes(view.flatten(1).view(torch.uint8))
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor as a 1-dimensional uint8 view of the same memory.
+
+    ``view(-1)`` would keep the stride of a tensor of one element, which may be any.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def lent_bytes(view: Tensor) -> np.ndarray:

@@ -7,12 +7,11 @@ different parts. Parts are small enough to be hashed while the processor's cache
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.byte_rows import lent_bytes
+from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
 from cosmos_weightsync.streaming import SHORTEST_COMPILED, compiled_rows
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "RunningChecksum",
     "box_blocks",
     "combined_digest",
-    "flat_bytes",
     "tensor_checksum",
 ]
 
@@ -61,11 +59,6 @@ class RunningChecksum:
         if self._engine is None:
             return self._state.intdigest()
         return self._engine.value(self.compiled)
-
-
-def flat_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor as a 1-dimensional uint8 view of the same memory."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def box_blocks(

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from cosmos_weightsync.arenas import ALIGNMENT, Arena
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.byte_rows import byte_rows
+from cosmos_weightsync.byte_rows import byte_rows, flat_bytes
 from cosmos_weightsync.checksums import (
     combined_digest,
-    flat_bytes,
     tensor_checksum,
 )
 from cosmos_weightsync.errors import LayoutError

@@ -293,6 +293,10 @@ class VersionFetcher:
                 f"version {version} is of several runs of a trainer: "
                 f"{sorted({session.run_id for session in sessions})}"
             )
+        if self._is_here(version, run_id, first):
+            for session in sessions:
+                session.release(deadline)
+            return Fetched(version, self._shadow.num_bytes, 0, version_digest(self._sums))
         offer = self._offer(version, reuse)
         self._num_built_on = 0 if offer is None else self._num_built_on + 1
         self._shadow.begin(version, run_id, deadline.within(self._patience.linger_s))
@@ -316,6 +320,20 @@ class VersionFetcher:
                 session.release(deadline)
         return Fetched(
             version, self._shadow.num_bytes, staging.wire_bytes, version_digest(self._sums)
+        )
+
+    def _is_here(self, version: int, run_id: str, edges: Sequence[Edge]) -> bool:
+        """Whether receivers alone offer what is here already, as it came.
+
+        Two that took it from each other would each overwrite what the other reads, and lose it.
+        """
+        is_same = (self._shadow.whole_version, self._shadow.run_id) == (version, run_id)
+        if not is_same or any(edge.source.role == "sender" for edge in edges):
+            return False
+        here = self._shadow.here()
+        return all(
+            [piece_checksum(here, p) for p in pieces_of(edge.wanted)] == list(self._sums[number])
+            for number, edge in enumerate(self._pieces)
         )
 
     def _offer(self, version: int, reuse: ReusePolicy) -> Offer | None:
@@ -359,9 +377,8 @@ class VersionFetcher:
             edge.session.ask_pin(wanted.at_least, wanted.prefer, deadline)
 
     def _pinned(self, edge: Edge, at_least: int, deadline: Deadline) -> int:
-        assert edge.session is not None
         with self._suspecting(edge):
-            return edge.session.pinned(at_least, deadline)
+            return edge.pinned(at_least, deadline, self._patience.stall_s)
 
     @contextmanager
     def _suspecting(self, edge: Edge) -> Generator[None]:
@@ -377,7 +394,8 @@ class VersionFetcher:
         if edge.is_relay or edge.session is None or edge not in self._edges or version is None:
             return None
         try:
-            edge.session.pin(version, "newest", deadline, at_most=version)
+            edge.session.ask_pin(version, "newest", deadline, at_most=version)
+            edge.pinned(version, deadline, self._patience.stall_s)
             sums = edge.session.checksums(edge.wanted, deadline)
             edge.session.release(deadline)
         except (PeerLostError, VersionGoneError):

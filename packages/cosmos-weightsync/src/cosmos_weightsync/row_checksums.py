@@ -12,11 +12,10 @@ boxes are hashed while the cache still holds the band.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box, subtract_all
-from cosmos_weightsync.byte_rows import lent_bytes
+from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
 from cosmos_weightsync.checksums import BLOCK_BYTES, RunningChecksum
 from cosmos_weightsync.streaming import RowMove, row_engine
 
@@ -131,5 +130,4 @@ def _spans(box: Box) -> list[tuple[int, int]]:
 
 
 def _raw(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach()
-    return lent_bytes((tensor if tensor.dim() else tensor.view(1)).view(torch.uint8)).reshape(-1)
+    return lent_bytes(flat_bytes(tensor.detach()))

@@ -20,6 +20,7 @@ from cosmos_weightsync.chunks import piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import (
+    DeadlineError,
     DigestError,
     PeerLostError,
     PlanError,
@@ -73,6 +74,7 @@ class Edge:
         session: Connected, pinned and open for ``wanted``; ``None`` makes one for this version.
         is_relay: The source is a receiver that gets the version at the same time.
         chunk_bytes: The most that may travel before it is passed on; ``None`` for no limit.
+        had: The version that was pinned last; -1 for none.
     """
 
     source: Source
@@ -81,6 +83,7 @@ class Edge:
     session: ReceiverSession | None = None
     is_relay: bool = False
     chunk_bytes: int | None = None
+    had: int = -1
 
     _specs: tuple[Layout, Layout, list[ShardSpec]] | None = None
 
@@ -90,6 +93,31 @@ class Edge:
             specs = [*self.wanted.specs_of(0), *self.arrived.specs_of(0)]
             self._specs = self.wanted, self.arrived, specs
         return self._specs[2]
+
+    def pinned(self, at_least: int, deadline: Deadline, stall_s: float) -> int:
+        """The version that the source holds for this edge, once it was asked for one.
+
+        A receiver that had it, or was said to, does not let others wait: it may wait for them.
+
+        Raises:
+            PeerLostError: it does, so it has lost the version.
+            DeadlineError: nobody has such a version in time.
+        """
+        assert self.session is not None
+        known = max(self.source.version, self.had)
+        may_wait = self.source.role == "sender" or known < at_least
+        soon = deadline if may_wait else deadline.within(stall_s)
+        try:
+            self.had = self.session.pinned(at_least, soon)
+        except DeadlineError as error:
+            if may_wait:
+                raise
+            deadline.remaining(self.source.name)
+            raise PeerLostError(
+                f"{self.source.name} at {self.source.endpoint} had version {known}, and has none "
+                f"from {at_least} on now"
+            ) from error
+        return self.had
 
 
 class Instead(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cosmos_weightsync.byte_rows import lent_bytes
+from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import ConfigurationError, DigestError, StorageError, VersionError
@@ -269,6 +269,6 @@ class FileReceiver:
 
 def _sums_of(shard: Shard) -> tuple[int, ...]:
     sums = ChunkSums()
-    flat = shard.tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    flat = flat_bytes(shard.tensor.detach().cpu().contiguous())
     sums.add(lent_bytes(flat).data)
     return sums.result()

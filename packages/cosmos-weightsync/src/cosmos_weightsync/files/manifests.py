@@ -24,6 +24,7 @@ __all__ = [
     "committed_versions",
     "read_checked",
     "read_manifest",
+    "stored_name",
     "version_name",
 ]
 
@@ -143,6 +144,12 @@ def _check_places(files: Iterable[str], boxes: Iterable[StoredBox], where: str) 
 
 def _sum_of(body: Any) -> str:
     return f"{xxhash.xxh3_64(msgspec.json.encode(body)).intdigest():016x}"
+
+
+def stored_name(spec: ShardSpec) -> str:
+    """A whole tensor keeps its name, so that any reader finds it; a part says which it is."""
+    is_whole = spec.box == Box.full(spec.global_shape)
+    return spec.name if is_whole else f"{spec.name}@{spec.box}"
 
 
 def version_name(version: int) -> str:

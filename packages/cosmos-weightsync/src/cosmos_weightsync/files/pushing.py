@@ -9,7 +9,8 @@ read(path, offset, size) ─►
 sums(path, size)         ─►                      of the first `size` bytes, by chunk
                          ◄─    sums
 ```
-Only the files listed in the welcome are ever opened.
+Only the files listed in the welcome are ever opened, and only as long as they are what they were:
+half of an old file and half of a new one would be nobody's.
 """
 
 import os
@@ -26,10 +27,11 @@ from cosmos_weightsync.errors import (
     LayoutError,
     PeerLostError,
     ProtocolError,
+    StorageError,
     WeightSyncError,
 )
 from cosmos_weightsync.files.manifests import CHUNK_BYTES
-from cosmos_weightsync.files.storage import LocalStorage, ReadableStorage
+from cosmos_weightsync.files.storage import LocalStorage, ReadableStorage, translated
 from cosmos_weightsync.frames import ControlConnection
 from cosmos_weightsync.server import Server, check_exposure, receive_hello
 
@@ -64,6 +66,38 @@ def chunk_sums(storage: ReadableStorage, path: str, num_bytes: int) -> list[str]
     return sums
 
 
+class _ListedFiles:
+    """The files below a directory, as they were when they were listed.
+
+    Attributes:
+        sizes: Bytes of each, by its path.
+        storage: The directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.sizes = files_below(root)
+        self.storage = LocalStorage(root)
+        self._states = {path: self._state(path) for path in self.sizes}
+
+    def check(self, path: str) -> None:
+        """Refuse to go on with a file that was written to, or has given way to another.
+
+        Raises:
+            StorageError: it was, or has.
+        """
+        if self._state(path) != self._states[path]:
+            raise StorageError(
+                f"{self._root / path} has changed since 'push' began: what was pulled of it before "
+                "is of another file; begin 'push' again, then 'pull'"
+            )
+
+    def _state(self, path: str) -> tuple[int, int, int]:
+        with translated(str(self._root / path)):
+            found = (self._root / path).stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 class DirectoryServer:
     """Serves a directory until closed.
 
@@ -82,15 +116,19 @@ class DirectoryServer:
         self, root: Path, *, host: str = "127.0.0.1", port: int = 0, token: str = ""
     ) -> None:
         check_exposure(host, token)
-        self.files = files_below(root)
+        self._listed = _ListedFiles(root)
         if not self.files:
             raise LayoutError(f"{root}: no files there to push")
-        self._storage = LocalStorage(root)
         self.token = token
         self._lock = threading.Lock()
         self._num_finished = 0
         self._bytes_sent = 0
         self._server = Server((host, port), self._converse, "directory-server")
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """Bytes of every file that is served, by its path."""
+        return self._listed.sizes
 
     @property
     def endpoint(self) -> str:
@@ -117,7 +155,7 @@ class DirectoryServer:
         self._server.close(Deadline.after(timeout_s))
 
     def _converse(self, connection: ControlConnection) -> "_Session":
-        return _Session(self._storage, self.files, self.token, connection, self._count)
+        return _Session(self._listed, self.token, connection, self._count)
 
     def _count(self, num_bytes: int) -> None:
         with self._lock:
@@ -128,14 +166,12 @@ class DirectoryServer:
 class _Session:
     def __init__(
         self,
-        storage: LocalStorage,
-        files: Mapping[str, int],
+        listed: _ListedFiles,
         token: str,
         connection: ControlConnection,
         count: Any,
     ) -> None:
-        self._storage = storage
-        self._files = files
+        self._listed = listed
         self._token = token
         self._connection = connection
         # Callable[[int], None]: bytes sent; 0 says that a puller has everything.
@@ -164,7 +200,7 @@ class _Session:
         hello = receive_hello(self._connection, self._token, "the one that 'push' printed")
         if hello.get("protocol") != PROTOCOL:
             raise ProtocolError(f"this side pushes files ({PROTOCOL}), and is asked for others")
-        welcome = {"protocol": PROTOCOL, "files": dict(self._files)}
+        welcome = {"protocol": PROTOCOL, "files": self._listed.sizes}
         self._connection.send("welcome", welcome, Deadline.after(_ANSWER_S))
 
     def _answer(self, frame: Mapping[str, Any]) -> None:
@@ -172,16 +208,19 @@ class _Session:
         if frame["kind"] == "finished":
             self._count(0)
             return
+        storage, sizes = self._listed.storage, self._listed.sizes
         path, size = str(frame.get("path")), int(frame.get("size", -1))
         offset = int(frame.get("offset", 0))
-        if path not in self._files or not 0 <= offset <= offset + size <= self._files[path]:
+        if path not in sizes or not 0 <= offset <= offset + size <= sizes[path]:
             raise ProtocolError(f"{path!r} has no bytes {offset}:{offset + size}")
         if frame["kind"] == "sums":
-            sums = chunk_sums(self._storage, path, size)
+            sums = chunk_sums(storage, path, size)
+            self._listed.check(path)
             self._connection.send("sums", {"sums": sums}, deadline)
         elif frame["kind"] == "read" and size <= MAX_READ_BYTES:
             content = memoryview(bytearray(size))
-            self._storage.read_into(path, offset, content)
+            storage.read_into(path, offset, content)
+            self._listed.check(path)
             checksum = xxhash.xxh3_64_hexdigest(content)
             self._connection.send("bytes", {"xxh3": checksum}, deadline)
             self._connection.send_bytes(content, deadline)

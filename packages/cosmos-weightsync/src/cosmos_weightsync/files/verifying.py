@@ -13,6 +13,7 @@ from cosmos_weightsync.files.manifests import (
     StoredBox,
     read_checked,
     read_manifest,
+    stored_name,
 )
 from cosmos_weightsync.files.storage import Storage
 
@@ -63,10 +64,11 @@ def _headers(storage: Storage, manifest: Manifest, file: str) -> Iterator[Differ
     except (CorruptFileError, LayoutError) as error:
         yield Difference(file, str(error))
         return
-    placed = {(entry.offset, entry.spec.dtype, entry.spec.box.shape) for entry in entries}
+    placed = {(e.spec.name, e.offset, e.spec.dtype, e.spec.box.shape) for e in entries}
     for box in manifest.boxes:
         spec, offset = box.stored.spec, box.stored.offset
-        if box.stored.file == file and (offset, spec.dtype, spec.box.shape) not in placed:
+        place = (stored_name(spec), offset, spec.dtype, spec.box.shape)
+        if box.stored.file == file and place not in placed:
             yield Difference(f"{spec.name} {spec.box}", f"the header of {file} does not place it")
 
 

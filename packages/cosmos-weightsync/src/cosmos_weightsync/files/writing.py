@@ -7,18 +7,17 @@ import torch
 import xxhash
 from torch import Tensor
 
-from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.byte_rows import lent_bytes
 from cosmos_weightsync.chunks import HeldBoxes, flat_bytes
 from cosmos_weightsync.errors import StorageError
 from cosmos_weightsync.files.checkpoints import StoredTensor
 from cosmos_weightsync.files.headers import encode_header
-from cosmos_weightsync.files.manifests import CHUNK_BYTES, StoredBox
+from cosmos_weightsync.files.manifests import CHUNK_BYTES, StoredBox, stored_name
 from cosmos_weightsync.files.storage import Storage
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.shards import torch_dtype
 
-__all__ = ["ChunkSums", "stored_name", "write_file"]
+__all__ = ["ChunkSums", "write_file"]
 
 SLAB_BYTES = 16 << 20
 
@@ -51,12 +50,6 @@ class ChunkSums:
         self._sums.append(self._state.intdigest())
         self._state.reset()
         self._filled = 0
-
-
-def stored_name(spec: ShardSpec) -> str:
-    """A whole tensor keeps its name, so that any reader finds it; a part says which it is."""
-    is_whole = spec.box == Box.full(spec.global_shape)
-    return spec.name if is_whole else f"{spec.name}@{spec.box}"
 
 
 @dataclass(slots=True)
