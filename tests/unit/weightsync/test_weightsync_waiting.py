@@ -157,6 +157,33 @@ def test_a_receiver_that_lost_what_it_had_is_not_waited_for(world):
         staged.result(20)
 
 
+def test_a_receiver_is_not_waited_for_to_have_what_another_has(world):
+    """Both were said to have version 1; one has gone on to the next, and the other does nothing."""
+    config = SenderConfig(directory=world.directory.endpoint)
+    tensors = [("w", torch.ones(4)), ("v", torch.ones(4))]
+    sender = world.stack.enter_context(WeightSender(shards_of(tensors), config=config))
+    sender.publish(1)
+    receivers = [
+        world.stack.enter_context(
+            WeightReceiver([sender.endpoint], config=ReceiverConfig(serve_host="127.0.0.1"))
+        )
+        for _ in range(2)
+    ]
+    for number, receiver in enumerate(receivers):
+        receiver.stage(1)
+        name = f"receiver {number}"
+        who = Member(id=name, role="receiver", name=name, endpoint=receiver.endpoint)
+        attendance = Attendance(world.directory.endpoint, who, "")
+        world.stack.callback(attendance.close, Deadline.after(20))
+        attendance.describe(sender.layout)
+        attendance.hold(1, sender.run_id)
+    sender.publish(2)
+    receivers[0].stage(2)
+    config = ReceiverConfig(directory=world.directory.endpoint, prefer="receivers", stall_s=0.5)
+    newcomer = world.stack.enter_context(WeightReceiver(config=config))
+    assert newcomer.stage(1, timeout_s=20.0).version == 2
+
+
 def _left_by_their_trainer(world: World) -> list[WeightReceiver]:
     """Two receivers that have version 1, and nobody else does."""
     sender = world.sender()

@@ -4,10 +4,9 @@ Conversations are kept from one version to the next. After anything went wrong t
 up, and the next version starts with whoever can be reached then.
 """
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum, version_digest
 from cosmos_weightsync.deadlines import Deadline
@@ -25,80 +24,19 @@ from cosmos_weightsync.errors import (
     WeightSyncError,
 )
 from cosmos_weightsync.holding import VersionRange
-from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.reuse import Offer, ReusePolicy
+from cosmos_weightsync.rosters import Found, Roster
 from cosmos_weightsync.serving import pieces_of
 from cosmos_weightsync.shadow import Shadow
 from cosmos_weightsync.staging import Edge, Source, Staging
 from cosmos_weightsync.wanted import WantedWeights
 
-__all__ = ["Fetched", "Found", "Patience", "Roster", "VersionFetcher"]
+__all__ = ["Fetched", "Patience", "VersionFetcher"]
 
 ATTEMPTS = 5
 """Holders may die or move on between being met and being read; so often it is tried anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Who can be reached.
-
-    Attributes:
-        sources: Whoever may have versions.
-        sessions: With some or all of them, by endpoint.
-        unreachable: Who should have been there, by endpoint.
-    """
-
-    sources: Sequence[Source]
-    sessions: dict[str, ReceiverSession]
-    unreachable: dict[str, TransferError]
-
-
-class Roster(Protocol):
-    """Who might have versions."""
-
-    def find(self, at_least: int, deadline: Deadline) -> Found:
-        """Look now for those who have a version, or will.
-
-        Args:
-            at_least: The oldest version that will do.
-            deadline: When to give up.
-
-        Raises:
-            WeightSyncError: those who can be reached do not fit together.
-        """
-        ...
-
-    def assign(self, wanted: Sequence[ShardSpec], found: Found) -> list[tuple[Source, Layout]]:
-        """Plan who of those found is to give what.
-
-        Raises:
-            PlanError: together they do not have all of it.
-        """
-        ...
-
-    def instead(
-        self, wanted: Sequence[ShardSpec], failed: Collection[str], version: int
-    ) -> list[tuple[Source, Layout]]:
-        """Plan, at once, what is left of a transfer over others than those that failed.
-
-        Raises:
-            PlanError: they do not have all of it.
-        """
-        ...
-
-    @property
-    def chunk_bytes(self) -> int | None:
-        """What may travel at a time by the plan made last; ``None`` if nobody passes on."""
-        ...
-
-    def is_stale(self) -> bool:
-        """Whether a plan made before is no longer the best, though it would still work."""
-        ...
-
-    def suspect(self, endpoint: str, error: TransferError) -> None:
-        """This one was found dead or silent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +306,7 @@ class VersionFetcher:
             for index, edge in enumerate(edges):
                 if pinned[index] != newest.at_least:
                     self._ask_pin(edge, newest, deadline)
-                    pinned[index] = self._pinned(edge, newest.at_least, deadline)
+                    pinned[index] = self._pinned(edge, newest.at_least, deadline, elsewhere=True)
         return pinned[0]
 
     def _ask_pin(self, edge: Edge, wanted: VersionRange, deadline: Deadline) -> None:
@@ -376,9 +314,12 @@ class VersionFetcher:
         with self._suspecting(edge):
             edge.session.ask_pin(wanted.at_least, wanted.prefer, deadline)
 
-    def _pinned(self, edge: Edge, at_least: int, deadline: Deadline) -> int:
+    def _pinned(
+        self, edge: Edge, at_least: int, deadline: Deadline, *, elsewhere: bool = False
+    ) -> int:
         with self._suspecting(edge):
-            return edge.pinned(at_least, deadline, self._patience.stall_s)
+            stall_s = self._patience.stall_s
+            return edge.pinned(at_least, deadline, stall_s, elsewhere=elsewhere)
 
     @contextmanager
     def _suspecting(self, edge: Edge) -> Generator[None]:

@@ -13,10 +13,10 @@ from cosmos_weightsync.errors import (
     TransferError,
     VersionError,
 )
-from cosmos_weightsync.fetching import Found
 from cosmos_weightsync.joint_plans import JointPlan
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.membership import Member, View
+from cosmos_weightsync.rosters import Found
 from cosmos_weightsync.staging import Source, assign, assign_again, in_order
 
 __all__ = ["DirectorySources", "Preference"]
@@ -27,7 +27,7 @@ SUSPECT_S = 30.0
 
 
 class DirectorySources:
-    """A `cosmos_weightsync.fetching.Roster` that follows the directory.
+    """A `cosmos_weightsync.rosters.Roster` that follows the directory.
 
     Args:
         attendance: This member's.

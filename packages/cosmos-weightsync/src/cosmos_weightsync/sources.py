@@ -5,17 +5,17 @@ from collections.abc import Collection, Iterable, Sequence
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.dialing import HolderDialer
 from cosmos_weightsync.errors import ConfigurationError, TransferError
-from cosmos_weightsync.fetching import Found
 from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.rosters import Found
 from cosmos_weightsync.staging import Source, assign, assign_again, in_order
 
 __all__ = ["ListedSources"]
 
 
 class ListedSources:
-    """A `cosmos_weightsync.fetching.Roster`: these and no others.
+    """A `cosmos_weightsync.rosters.Roster`: these and no others.
 
     Args:
         endpoints: Of every sender rank, or of receivers that have what is wanted, or of both. None

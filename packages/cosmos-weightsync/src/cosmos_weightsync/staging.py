@@ -94,10 +94,13 @@ class Edge:
             self._specs = self.wanted, self.arrived, specs
         return self._specs[2]
 
-    def pinned(self, at_least: int, deadline: Deadline, stall_s: float) -> int:
+    def pinned(
+        self, at_least: int, deadline: Deadline, stall_s: float, *, elsewhere: bool = False
+    ) -> int:
         """The version that the source holds for this edge, once it was asked for one.
 
-        A receiver that had it, or was said to, does not let others wait: it may wait for them.
+        A receiver that had it, or was said to, or might have it from ``elsewhere``, does not let
+        others wait: it may wait for them.
 
         Raises:
             PeerLostError: it does, so it has lost the version.
@@ -105,7 +108,7 @@ class Edge:
         """
         assert self.session is not None
         known = max(self.source.version, self.had)
-        may_wait = self.source.role == "sender" or known < at_least
+        may_wait = self.source.role == "sender" or (known < at_least and not elsewhere)
         soon = deadline if may_wait else deadline.within(stall_s)
         try:
             self.had = self.session.pinned(at_least, soon)
