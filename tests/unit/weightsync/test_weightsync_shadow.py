@@ -1,8 +1,14 @@
 """What a receiver that passes versions on lets its readers see."""
 
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 import torch
 
-from cosmos_weightsync import Box, ShardSpec
+from cosmos_weightsync import Box, ShardSpec, VersionGoneError
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.holding import VersionRange
@@ -50,3 +56,46 @@ def test_a_reader_that_was_hung_up_on_is_not_given_the_memory_as_whole():
     pin = pinned(shadow)
     shadow.taint()
     assert pin.boxes(Deadline.after(1)).is_arriving  # Looking at it is then an error.
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads give way to one another after each step, and not every 5 ms."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_whoever_comes_while_a_version_gives_way_is_not_given_the_next_as_that_one():
+    shadow, _ = arriving()
+    shadow.settle()
+    region = ("w", SPEC.box)
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            pin = pinned(shadow)
+            try:
+                found = pin.boxes(Deadline.after(1)).view(*region).clone()
+                pin.settle([region], Deadline.after(1))
+            except VersionGoneError:
+                continue  # it was overwritten meanwhile
+            finally:
+                pin.release()
+            assert found.eq(float(pin.version)).all()
+
+    shadow.here().view(*region).fill_(1.0)
+    with ThreadPoolExecutor(4) as threads:
+        reading = [threads.submit(read) for _ in range(4)]
+        try:
+            for version in range(2, 1500):
+                shadow.begin(version, "run", Deadline.after(0.0))
+                shadow.arriving().view(*region).fill_(float(version))
+                shadow.arriving().arrived([region], SPEC.num_bytes)
+                shadow.settle()
+        finally:
+            is_over.set()
+        for each in reading:
+            each.result(20)

@@ -76,8 +76,8 @@ class Shadow:
 
     def place(self, shards: Iterable[Shard], arena: Arena | None = None) -> None:
         """Use this memory from now on, all of it in the arena; it holds no version yet."""
-        self._evict(Deadline.after(0.0))
         with self._changed:
+            self._evict(Deadline.after(0.0))
             self._shards = tuple(shards)
             self.num_bytes = sum(shard.spec.num_bytes for shard in self._shards)
             self._layout = Layout.from_ranks([[shard.spec for shard in self._shards]])
@@ -88,8 +88,8 @@ class Shadow:
 
     def begin(self, version: int, run_id: str, linger: Deadline) -> None:
         """Let a version arrive; readers of the one before have until ``linger`` to finish."""
-        self._evict(linger)
-        with self._changed:
+        with self._changed:  # all the time: nobody may come when the last has gone
+            self._evict(linger)
             self._state = "arriving"
             self._version, self._run_id = version, run_id
             self._arrived, self._verified = _Regions(), _Regions()
@@ -227,12 +227,11 @@ class Shadow:
             self._changed.notify_all()
 
     def _evict(self, linger: Deadline) -> None:
-        """Have no readers, at ``linger`` at the latest."""
-        with self._changed:
-            try:
-                self._wait(lambda: not self._pins, "readers", linger)
-            except DeadlineError:
-                self._drop_pins()
+        """Have no readers, at ``linger`` at the latest. Called with the lock held."""
+        try:
+            self._wait(lambda: not self._pins, "readers", linger)
+        except DeadlineError:
+            self._drop_pins()
 
     def _drop_pins(self) -> None:
         """Called with the lock held."""
