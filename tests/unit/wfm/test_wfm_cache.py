@@ -110,6 +110,20 @@ def test_weights_that_differ_anywhere_are_another_model(recipe, tmp_path):
     assert cache_key(tmp_path / "model", recipe.data, adapter="A") == first
 
 
+def test_another_encoder_behind_a_link_is_another_model(recipe, tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name / "more").mkdir(parents=True)
+        (tmp_path / name / "more" / "model.safetensors").write_text(name)
+    (tmp_path / "model").mkdir()
+    link, keys = tmp_path / "model" / "text_encoder", list[str]()
+    for name in ("one", "other", "one"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / name)
+        keys.append(cache_key(tmp_path / "model", recipe.data, adapter="A"))
+
+    assert keys[0] == keys[2] != keys[1]
+
+
 def test_writers_of_one_sample_do_not_get_into_each_others_way(tmp_path):
     cache = EncodedCache(tmp_path, "key")
     samples = [EncodedSample(torch.full((1 << 16,), float(n)), {}) for n in range(4)]

@@ -32,6 +32,7 @@ from cosmos_wfm import (
     nft_loss,
     sample_ode,
     sample_sde,
+    tiny_cosmos_pipeline,
     tiny_sana_pipeline,
     tiny_sd3_pipeline,
     tiny_wan_pipeline,
@@ -177,6 +178,28 @@ def test_weights_in_bfloat16_are_given_what_they_compute_in(make):
     assert found.dtype == torch.float32
     # bfloat16 has 8 bits, and errors of a few layers add up
     torch.testing.assert_close(found, wanted, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [tiny_cosmos_pipeline, tiny_sana_pipeline, tiny_sd3_pipeline, tiny_wan_pipeline],
+)
+@pytest.mark.parametrize("part", ["text_encoder", "transformer"])
+def test_prompts_are_embedded_where_one_part_alone_is_in_bfloat16(make, part):
+    def cast(**settings):
+        pipeline = make(**settings)
+        getattr(pipeline, part).to(torch.bfloat16)
+        return pipeline
+
+    exact, adapter = frozen(make), frozen(cast)
+    levels, noise = torch.tensor([0.25, 0.75]), drawn(exact)["noise"]
+    found, wanted = (
+        each.velocity(each.transformer, noise, levels, each.encode_text(["red", "blue"]))
+        for each in (adapter, exact)
+    )
+
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, atol=0.1, rtol=0.1)  # as above
 
 
 def test_adapters_in_float32_over_weights_in_bfloat16_have_an_old_policy_as_exact():

@@ -9,7 +9,17 @@ import pytest
 import torch
 
 import cosmos_wfm
-from cosmos_wfm import SamplerConfig, SdeConfig, load_adapter
+from cosmos_wfm import (
+    AwmConfig,
+    DiffusionRl,
+    DiffusionRlConfig,
+    FlowGrpoConfig,
+    NftConfig,
+    SamplerConfig,
+    SdeConfig,
+    load_adapter,
+    tiny_sd3_pipeline,
+)
 from cosmos_wfm.rollouts import RolloutTask, counted_numbers
 from cosmos_wfm.scoring import GuardedScorer
 
@@ -122,3 +132,41 @@ def test_latents_and_probabilities_stay_float32(task):
 def test_no_device_is_written_into_the_code():
     for path in Path(cosmos_wfm.__file__).parent.rglob("*.py"):
         assert "cuda" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize("algorithm", [AwmConfig(), FlowGrpoConfig(kl=0.1), NftConfig(kl=0.1)])
+def test_samples_that_are_not_finite_are_left_out_of_a_step(algorithm, tmp_path):
+    torch.manual_seed(0)
+    pipeline = tiny_sd3_pipeline(num_layers=1)
+    pipeline.save_pretrained(tmp_path / "whole")
+    numbers = [{*pipeline.tokenizer(each)["input_ids"]} for each in ("a red square", "a blue one")]
+    embedding = pipeline.text_encoder.get_input_embeddings().weight.data
+    embedding[sorted(numbers[1] - numbers[0])] = math.nan
+    pipeline.save_pretrained(tmp_path / "broken")
+    (tmp_path / "prompts.txt").write_text("a red square\na blue one\n")
+
+    def score(pixels, prompts):  # of both models alike: none for blue
+        means = pixels.flatten(1).mean(1).tolist()
+        return [math.nan if "blue" in p else m for m, p in zip(means, prompts, strict=True)]
+
+    taken = []
+    for model in ("whole", "broken"):
+        config = DiffusionRlConfig(
+            model=str(tmp_path / model),
+            prompts=str(tmp_path / "prompts.txt"),
+            output=str(tmp_path / "out"),
+            rewards={},
+            groups_per_step=2,
+            samples_per_group=2,
+            sampler=SamplerConfig(num_steps=3, height=16, width=16),
+            algorithm=algorithm,
+        )
+        taken.append(DiffusionRl(config, scorer=score).step(0))
+
+    for report, figures in taken:
+        assert report.outcome == "updated"
+        assert (figures["samples_trained"], figures["samples_left_out"]) == (2.0, 2.0)
+    (one, _), (other, _) = taken
+    assert other.loss == pytest.approx(one.loss, rel=1e-5, abs=1e-7)
+    assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+    assert one.grad_norm > 0

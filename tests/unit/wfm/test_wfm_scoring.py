@@ -24,6 +24,7 @@ from cosmos_wfm import (
     take_rl_steps,
     train_rl,
 )
+from cosmos_wfm.rewards import weighted_reward
 from cosmos_wfm.rl_algorithms import advantages_of
 from cosmos_wfm.scoring import GuardedScorer, Scores
 from cosmos_wfm.step_rewards import StepRewards
@@ -64,6 +65,18 @@ def fails_later_at_2(pixels, prompts):
     else:
         later.set_result(means(pixels))
     return later
+
+
+def test_a_sample_that_is_not_finite_earns_nothing_by_8_bit_pictures():
+    pixels = torch.zeros(3, 3, 16, 16)
+    pixels[0] = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    pixels[1, 0, 0, 0] = NAN
+    scorer = GuardedScorer(weighted_reward({"compressibility": 1.0}), WAIT_S)
+    scores = scorer(pixels, ["p0", "p1", "p2"]).result(WAIT_S)
+
+    assert [math.isnan(value) for value in scores.values] == [False, True, False]
+    assert scores.values[0] < scores.values[2]
+    assert scores.problems == ("what was drawn of 'p1' is not finite",)
 
 
 @pytest.mark.parametrize(

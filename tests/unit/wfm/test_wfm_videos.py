@@ -228,6 +228,21 @@ def test_a_video_model_is_tuned_on_videos(videos, model_dirs, family, tmp_path):
         train_sft(replace(recipe, data=replace(videos, frames=-3)))
 
 
+def test_a_model_of_images_is_tuned_on_the_first_frames(videos, model_dirs, tmp_path):
+    first = replace(videos, frames=1)
+    losses = []
+    train_sft(
+        DiffusionSftConfig(
+            model=str(model_dirs("sd3")), data=first, output=str(tmp_path), num_steps=1
+        ),
+        on_step=lambda step, report, figures: losses.append(report.loss),
+    )
+
+    assert first.build()[0].pixels.shape == (3, 32, 32)  # as a picture
+    assert first.build()[0].pixels.mean() == pytest.approx(-0.5, abs=0.03)
+    assert len(losses) == 1
+
+
 def test_ddrl_of_a_video_model_stays_close_to_videos(videos, model_dirs, tmp_path):
     (tmp_path / "prompts.txt").write_text("prompt 0001\n")
     recipe = DiffusionRlConfig(

@@ -210,11 +210,20 @@ def cache_key(model: Path, data: DataConfig, *, adapter: str) -> str:
     digest = hashlib.sha256(adapter.encode() + _READING)
     pixels = {name: value for name, value in asdict(data).items() if name not in _NOT_PIXELS}
     digest.update(json.dumps(pixels, sort_keys=True).encode())
-    for path in sorted(path for path in model.rglob("*") if path.is_file()):
+    for path in _model_files(model):
         digest.update(f"{path.relative_to(model)} {path.stat().st_size}\n".encode())
         for block in _sampled(path):
             digest.update(block)
     return digest.hexdigest()[:32]
+
+
+def _model_files(model: Path) -> list[Path]:
+    """Return the files of a pipeline directory; parts of it may be links, as to a shared encoder.
+
+    ``rglob`` goes into no link but where it begins.
+    """
+    links = (path for path in model.iterdir() if path.is_symlink() and path.is_dir())
+    return sorted({p for root in (model, *links) for p in root.rglob("*") if p.is_file()})
 
 
 def _sampled(path: Path) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from cosmos_wfm.caption_data import sample_index
 from cosmos_wfm.drawing import SamplerConfig, draw
 from cosmos_wfm.families.shared import wan_latents
 from cosmos_wfm.flow_grpo import StepBatch
+from cosmos_wfm.flow_matching import per_sample
 from cosmos_wfm.nft import ForwardBatch
 from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule
 from cosmos_wfm.scoring import GuardedScorer, Scores
@@ -189,15 +190,17 @@ class RolloutTask:
         numbers = counted_numbers(rollout.numbers, ~advantages.isnan())
         generators = [seeded_generator(self.seed, self.step, number, 1) for number in numbers]
         orders = [torch.randperm(len(levels), generator=g) for g in generators]
+        counts = _counts(rollout, advantages)
+        latents, text = _kept(rollout.latents, counts), _kept_text(rollout.text, counts)
         batches: list[ForwardBatch] = []
         for place in range(max(1, int(len(levels) * fraction))):
             noise = [torch.randn(rollout.latents.shape[1:], generator=g) for g in generators]
             batches.append(
                 ForwardBatch(
-                    latents=rollout.latents,
+                    latents=latents,
                     noise=torch.stack(noise).to(device),
                     sigmas=torch.stack([levels[order[place]] for order in orders]).to(device),
-                    text=rollout.text,
+                    text=text,
                     advantages=counted[0],
                     weights=counted[1],
                     names=rollout.names,
@@ -214,15 +217,17 @@ class RolloutTask:
         """
         ones = torch.ones(len(rollout.numbers), device=rollout.latents.device)
         own, weights = _counted(rollout, advantages)
+        counts = _counts(rollout, advantages)
+        text = _kept_text(rollout.text, counts)
         return [
             StepBatch(
-                latents=step.latents,
-                following=step.following,
+                latents=_kept(step.latents, counts),
+                following=_kept(step.following, counts),
                 sigmas=step.sigma * ones,
                 next_sigmas=step.next_sigma * ones,
                 noise_levels=step.noise_level * ones,
-                log_probs=step.log_probs,
-                text=rollout.text,
+                log_probs=_kept(step.log_probs, counts),
+                text=text,
                 negative=rollout.negative,
                 guidance=self.config.scales,
                 advantages=own,
@@ -249,18 +254,33 @@ def counted_numbers(numbers: Sequence[int], counts: Bool[Tensor, " N"]) -> list[
     return [number if number in own else last for number in numbers]
 
 
+def _counts(rollout: Rollout, advantages: Float[Tensor, " N"]) -> Bool[Tensor, " B"]:
+    """Return which samples count: not those that are left out, nor numbers beyond the step's."""
+    numbers = torch.tensor(rollout.numbers)
+    own = advantages[numbers.clamp_max(len(advantages) - 1)]
+    return (numbers < len(advantages)) & ~own.isnan()
+
+
 def _counted(
     rollout: Rollout, advantages: Float[Tensor, " N"]
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Return the samples' advantages and weights.
-
-    Those that are left out, and numbers beyond the step's, count nothing.
-    """
+    """Return the samples' advantages and weights."""
     numbers = torch.tensor(rollout.numbers)
     own = advantages[numbers.clamp_max(len(advantages) - 1)]
-    counts = (numbers < len(advantages)) & ~own.isnan()
-    weights, device = counts.to(own.dtype), rollout.latents.device
+    device = rollout.latents.device
+    weights = _counts(rollout, advantages).to(own.dtype)
     return own.nan_to_num(0.0).to(device), weights.to(device)
+
+
+def _kept(values: Float[Tensor, "B ..."], counts: Bool[Tensor, " B"]) -> Float[Tensor, "B ..."]:
+    """Return zeros for samples that count nothing: 0 times what is not finite is not 0."""
+    if bool(counts.all()) or not values.is_floating_point():
+        return values
+    return torch.where(per_sample(counts.to(values.device), values), values, 0.0)
+
+
+def _kept_text(text: TextCondition, counts: Bool[Tensor, " B"]) -> TextCondition:
+    return {name: _kept(value, counts) for name, value in text.items()}
 
 
 def _moved(text: TextCondition, device: torch.device) -> TextCondition:

@@ -140,10 +140,13 @@ class GuardedScorer:
         """Call the scorer; what it raises is raised.
 
         Raises:
-            RewardError: if it does not return in time; the next call has another thread.
+            RewardError: if it does not return in time; the next call has another thread. Or if
+                there is nothing to see, of which a scorer of 8-bit pictures would make black ones.
         """
         if within_s <= 0:
             raise RewardError("no time was left to ask for this sample")
+        if media.device.type != "meta" and not bool(media.isfinite().all()):
+            raise RewardError(f"what was drawn of {str(prompts[0])!r} is not finite")
         called = self._caller.call(partial(_call_scorer, self._scorer, media, prompts))
         try:
             return called.result(within_s)

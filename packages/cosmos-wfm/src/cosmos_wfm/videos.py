@@ -53,7 +53,7 @@ class VideoCaptionsConfig:
     Attributes:
         path: directory of ``<name>.json`` or ``<name>.txt`` beside ``<name>.mp4`` (or mov, mkv,
             webm), or with ``metas`` and ``videos``; in folders of it as well.
-        frames: of a sample, the first ones of its video.
+        frames: of a sample, the first ones of its video; 1 makes it a picture.
         fps: frames of a second of a sample, whatever its video has: for each moment the frame
             nearest in time, so that of a faster video some are left out, and some of a slower one
             repeated. 0 takes every frame: what was filmed at 60 a second is slow motion at 16.
@@ -119,7 +119,8 @@ class VideoCaptions(CaptionedFiles):
             )
 
     def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
-        return CaptionedImage(prompt, read_clip(path, self._config, name=str(path)))
+        pixels = read_clip(path, self._config, name=str(path))
+        return CaptionedImage(prompt, pixels if self._config.frames > 1 else pixels[:, 0])
 
 
 class ClipSizes(Sizes, Protocol):

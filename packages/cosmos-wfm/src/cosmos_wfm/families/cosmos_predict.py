@@ -238,7 +238,8 @@ class CosmosPredictAdapter:
         if self._projection is None or self.trains_text:
             return embeds
         # a copy of its own, which the pipeline does not take along
-        return self._projection.to(embeds.device)(embeds)
+        own = next(self._projection.parameters()).dtype  # the text encoder may have another
+        return self._projection.to(embeds.device)(embeds.to(own))
 
 
 def resize_without_torchvision() -> None:

@@ -23,6 +23,14 @@ from cosmos_wfm.scenes import COLOURS
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SHORTER, _LONGER = 800, 1333
+_COLOURS = {
+    **COLOURS,
+    "orange": (0.95, 0.55, 0.10),
+    "purple": (0.50, 0.10, 0.55),
+    "pink": (0.98, 0.70, 0.78),
+    "brown": (0.50, 0.27, 0.12),
+}
+"""The ten that GenEval's prompts ask for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +39,7 @@ class FoundObject:
 
     Attributes:
         name: its class.
-        colour: nearest of ``COLOURS`` to the middle of its box.
+        colour: nearest of GenEval's ten to the middle of its box.
         x: of its middle, 0 to 1 from the left.
         y: of its middle, 0 to 1 from the top.
     """
@@ -93,13 +101,22 @@ class GenEval:
 
 
 def share_right(wanted: Sequence[Mapping[str, Any]], found: Sequence[FoundObject]) -> float:
-    """Return the share of the demands that are met: each count, colour and place is one."""
+    """Return the share of the demands that are met: each count, colour and place is one.
+
+    Raises:
+        RewardRequestError: if a colour or a place is none that can be checked.
+    """
     groups = [[f for f in found if f.name == want["class"]] for want in wanted]
     met: list[bool] = []
     for want, group in zip(wanted, groups, strict=True):
         count = int(want.get("count", 1))
         met.append(len(group) == count if count > 1 else bool(group))
         if "color" in want:
+            if want["color"] not in _COLOURS:
+                raise RewardRequestError(
+                    f"gen_eval: {want['color']!r} is no colour that can be checked; there are "
+                    f"{', '.join(sorted(_COLOURS))}"
+                )
             met.append(sum(f.colour == want["color"] for f in group) >= count)
         if "position" in want:
             relation, other = want["position"]
@@ -131,5 +148,5 @@ def _colour(picture: Float[Tensor, "3 H W"], box: Float[Tensor, "4"]) -> str:
     rows = slice(max(top, 0), max(bottom, top + 1, 1))
     columns = slice(max(left, 0), max(right, left + 1, 1))
     mean = picture[:, rows, columns].mean(dim=(1, 2))
-    far = {name: float((mean - torch.tensor(c)).square().sum()) for name, c in COLOURS.items()}
+    far = {name: float((mean - torch.tensor(c)).square().sum()) for name, c in _COLOURS.items()}
     return min(far, key=lambda name: far[name])

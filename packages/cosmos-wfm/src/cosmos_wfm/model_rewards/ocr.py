@@ -12,6 +12,8 @@ from cosmos_wfm.reward_wire import RewardRequest
 
 _HALF = (0.5, 0.5, 0.5)
 _MOST_TOKENS = 64
+_QUOTED = (re.compile(r"[\"“]([^\"”]+)[\"”]"), re.compile(r"(?<!\w)'(.+?)'(?!\w)"))
+"""Single marks come second, and at the edges of words: within them, and before, are apostrophes."""
 
 
 class Ocr:
@@ -42,12 +44,12 @@ class Ocr:
 
 
 def quoted(prompt: str) -> str:
-    """Return the first text in quotation marks.
+    """Return the first text in quotation marks, in double ones if there are any.
 
     Raises:
         WfmConfigError: if there is none.
     """
-    found = re.search(r"[\"“']([^\"”']+)[\"”']", prompt)
+    found = next((match for marks in _QUOTED if (match := marks.search(prompt))), None)
     if found is None:
         raise WfmConfigError(f"ocr: {prompt!r} has no text in quotation marks")
     return found[1]
