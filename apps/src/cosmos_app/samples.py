@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cosmos_app.report import Sample
+from cosmos_core.rundir import append_whole
 from cosmos_core.trajectory import Trajectory, decode_trajectory
 
 _MOST_SHOWN = 6
@@ -14,16 +15,16 @@ _LENGTH = struct.Struct("<Q")
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Add samples to a replica's file, one JSON line each."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        for sample in samples:
-            line = {
-                "prompt": sample.prompt,
-                "response": sample.response,
-                "reward": sample.reward,
-                "version": sample.version,
-            }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    lines = [
+        {
+            "prompt": sample.prompt,
+            "response": sample.response,
+            "reward": sample.reward,
+            "version": sample.version,
+        }
+        for sample in samples
+    ]
+    _append(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
 def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
@@ -42,9 +43,7 @@ def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
 
 def append_trajectories(path: Path, encoded: Iterable[bytes]) -> None:
     """Add encoded trajectories to a replica's file, each behind its length."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(b"".join(_LENGTH.pack(len(data)) + data for data in encoded))
+    _append(path, b"".join(_LENGTH.pack(len(data)) + data for data in encoded))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -58,3 +57,10 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
             return
         yield decode_trajectory(data[at : at + length])
         at += length
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append all of it or, on a disk that is full, nothing: what follows stays readable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        append_whole(file, data)

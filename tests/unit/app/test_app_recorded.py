@@ -10,10 +10,15 @@ from full_disks import no_file_longer_than
 from cosmos_app.bounded_files import append_bounded, before_of
 from cosmos_app.event_log import EventLog, read_events, tell_event
 from cosmos_app.report import Sample
-from cosmos_app.samples import append_samples, last_samples
+from cosmos_app.samples import (
+    append_samples,
+    append_trajectories,
+    last_samples,
+    read_trajectories,
+)
 from cosmos_app.shown_samples import SampleShow, parse_shown_sample, shown_sample
 from cosmos_core.messages import GroupFailed, GroupFinished, GroupId, Progress, SampleRef, Tick
-from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan
+from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan, encode_trajectory
 
 
 def trajectory(
@@ -77,6 +82,21 @@ def test_validation_samples_are_read_beside_a_line_torn_in_mid_character(tmp_pat
     with (tmp_path / "samples-rollout-0.jsonl").open("ab") as file:
         file.write('{"prompt": "é'.encode()[:-1])
     assert last_samples(tmp_path) == kept
+
+
+def test_trajectories_recorded_after_a_disk_was_full_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rollout-0.bin"
+    first, lost, last = (
+        replace(trajectory((UNSAMPLED, 2), (5, 3)), sibling=sibling) for sibling in range(3)
+    )
+    append_trajectories(path, [encode_trajectory(first)])
+    with (
+        no_file_longer_than(path.stat().st_size + 20),
+        pytest.raises(OSError, match="File too large"),
+    ):
+        append_trajectories(path, [encode_trajectory(lost)])
+    append_trajectories(path, [encode_trajectory(last)])
+    assert [read.sibling for read in read_trajectories(path)] == [0, 2]
 
 
 def test_one_sample_is_shown_every_two_seconds_and_a_switched_one_first(tmp_path: Path) -> None:
