@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cosmos_app.report import Sample
+from cosmos_core.rundir import append_whole
 from cosmos_core.trajectory import Trajectory, decode_trajectory
 
 _MOST_SHOWN = 6
@@ -14,27 +15,27 @@ _LENGTH = struct.Struct("<Q")
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Add samples to a replica's file, one JSON line each."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        for sample in samples:
-            line = {
-                "prompt": sample.prompt,
-                "response": sample.response,
-                "reward": sample.reward,
-                "version": sample.version,
-            }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    lines = [
+        {
+            "prompt": sample.prompt,
+            "response": sample.response,
+            "reward": sample.reward,
+            "version": sample.version,
+        }
+        for sample in samples
+    ]
+    _append(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
 def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
     """Return some samples of the newest version, spread evenly over its prompts."""
     samples: list[Sample] = []
     for path in sorted(directory.glob("samples-*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_bytes().split(b"\n"):  # a text may have other ends of lines
             try:
                 samples.append(Sample(**json.loads(line)))
-            except (json.JSONDecodeError, TypeError):
-                continue  # the torn last line of a replica that was killed
+            except (ValueError, TypeError):
+                continue  # the torn last line of a replica that was killed, in mid-character too
     newest = max((sample.version for sample in samples), default=0)
     shown = sorted((s for s in samples if s.version == newest), key=lambda s: s.prompt)
     return shown[:: max(1, len(shown) // most)][:most]
@@ -42,9 +43,7 @@ def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
 
 def append_trajectories(path: Path, encoded: Iterable[bytes]) -> None:
     """Add encoded trajectories to a replica's file, each behind its length."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(b"".join(_LENGTH.pack(len(data)) + data for data in encoded))
+    _append(path, b"".join(_LENGTH.pack(len(data)) + data for data in encoded))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -58,3 +57,10 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
             return
         yield decode_trajectory(data[at : at + length])
         at += length
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append all of it or, on a disk that is full, nothing: what follows stays readable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        append_whole(file, data)

@@ -15,6 +15,8 @@ from cosmos_core.messages import (
     LoadFailed,
     LoadVersion,
     VersionLoaded,
+    decode_event,
+    encode_message,
 )
 from cosmos_core.trajectory import UNSAMPLED, VersionSpan
 from cosmos_rollout import (
@@ -27,6 +29,7 @@ from cosmos_rollout import (
     PromptFile,
     PromptRow,
     PromptSet,
+    PythonReward,
     RewardInput,
     RewardPoolConfig,
     Sampling,
@@ -144,6 +147,18 @@ async def test_a_group_that_nobody_cancelled_is_reported_whatever_was_cancelled_
         (event,) = await world.events(1)
         assert isinstance(event, GroupFailed)
         assert event.reason == "CancelledError: "
+
+
+async def test_words_of_a_failed_reward_that_are_no_utf_8_are_written_out(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import json\ndef of(sample): raise ValueError(json.loads('\"\\\\ud83d\"'))\n")
+    pool = RewardPoolConfig(rewards=(PythonReward(function=f"{file}:of"),)).build()
+    async with World(scorer=pool) as world:
+        world.producer.submit(generate(3))
+        (event,) = await world.events(1)
+    await pool.aclose()
+    assert event.samples[0].failure == "reward of: ValueError: \\ud83d"
+    assert decode_event(encode_message(event)) == event
 
 
 async def test_what_cannot_be_generated_is_a_failed_group_with_a_reason():

@@ -42,6 +42,10 @@ def sample(response: str, answer: str) -> RewardInput:
         (CHOICE, "Because B is wrong, A", "A", 0.0),  # nothing marks it as the answer
         (CHOICE, "the answer is a matter of taste", "A", 0.0),  # no letter of its own
         (CHOICE, "answer: Because", "B", 0.0),  # a word, not a letter
+        (CHOICE, "The answer is B. That is the answer I am sure of", "B", 1.0),  # no option I
+        (CHOICE, "Option B is the option I'd take", "B", 1.0),
+        (CHOICE, "Answer: I think that it cannot be told", "I", 0.0),
+        (CHOICE, "The answer is I because option I is shorter. Answer: I", "I", 1.0),
         (MultipleChoiceReward(letters="AB"), "answer: C", "A", 0.0),  # no such letter
         (GSM8K, "2+2 #### 4", "4", 1.0),
         (GSM8K, "#### 1 no, #### $1,234.00", "1234", 1.0),  # the last mark

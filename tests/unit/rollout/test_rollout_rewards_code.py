@@ -96,6 +96,13 @@ def test_endless_output_is_cut_and_fails():
     assert len(result.stdout) == 1 << 20
 
 
+def test_an_expected_output_of_several_mib_is_compared_to_its_end():
+    rows = [{"input": "", "output": "7\n" * (3 << 19) + end} for end in ("8", "9")]
+    response = "```python\nprint('7\\n' * (3 << 19) + '8')\n```"
+    reward = CodeReward(score="share", timeout_s=60.0).build()
+    assert [reward(sample(response, [row])) for row in rows] == [1.0, 0.0]
+
+
 def test_a_program_sees_no_environment_and_leaves_no_files(monkeypatch):
     monkeypatch.setenv("COSMOS_SECRET", "s3cret")
     program = "import os; open('left', 'w').close(); print(os.getcwd(), dict(os.environ))"

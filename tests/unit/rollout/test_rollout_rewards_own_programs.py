@@ -100,9 +100,28 @@ def test_a_script_of_standard_input_is_told_to_become_a_file():
     assert "<stdin> is no file" in run(SCRIPT + "print(ask(0))", "-")
 
 
-async def test_what_cannot_be_pickled_costs_its_own_sample_alone():
+def nested(depth: int) -> object:
+    inner: object = 1
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+class Unlike:
+    """Arrives nowhere: reading it raises."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [lambda text: True, nested(900), Unlike()],
+    ids=["nameless", "too deep", "unreadable"],
+)
+async def test_what_cannot_be_pickled_costs_its_own_sample_alone(value: object):
     pool = RewardPoolConfig().build()
-    odd = RewardInput(prompt="", response="4", answer="4", fields={"check": lambda text: True})
+    odd = RewardInput(prompt="", response="4", answer="4", fields={"check": value})
     outcomes = await asyncio.gather(*(scored(pool, one) for one in [RIGHT, odd, RIGHT, RIGHT]))
     assert [isinstance(outcome, Scored) for outcome in outcomes] == [True, False, True, True]
     assert isinstance(outcomes[1], Failure)

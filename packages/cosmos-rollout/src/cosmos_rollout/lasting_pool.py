@@ -7,19 +7,20 @@ and what is then in its queue is never answered.
 import asyncio
 import multiprocessing
 import os
-import pickle
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pebble import ProcessPool
 
 from cosmos_rollout.one_loop import OneLoop
 from cosmos_rollout.script_guard import IF_MAIN, lacking_guard
 from cosmos_rollout.tether import start_worker
+from cosmos_rollout.user_code import words_of
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ _DAEMON = (
 
 
 class UnsendableError(Exception):
-    """Raised for arguments that pickle cannot take to another process."""
+    """Raised for a call that pickle cannot take to another process."""
 
 
 class LastingPool:
@@ -79,7 +80,7 @@ class LastingPool:
             ProcessExpired: its worker died over it.
             BrokenProcessPool: no worker could be had, several times or for a reason that stays, or
                 the pool was closed.
-            UnsendableError: the arguments cannot be pickled.
+            UnsendableError: the arguments cannot be pickled, or not be read there.
             WrongLoopError: another event loop uses the pool at this moment.
         """
         self._loop.check_if_runs()
@@ -87,6 +88,7 @@ class LastingPool:
             raise BrokenProcessPool(_DAEMON)
         if self._unguarded:
             raise BrokenProcessPool(f"no worker process could be had: {self._unguarded}")
+        packed = _packed(function, arguments)
         reason = "the pool was closed"
         for _ in range(_TRIES):
             if self._closed:
@@ -94,12 +96,10 @@ class LastingPool:
             try:
                 pool = self._working()
                 try:
-                    future = pool.schedule(function, arguments, timeout=timeout_s)
+                    future = pool.schedule(_call, (packed,), timeout=timeout_s)
                 except RuntimeError as error:  # it broke just now
                     raise BrokenProcessPool(str(error)) from error
                 return await _answer(pool, future)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise UnsendableError(str(error)) from error
             except BrokenProcessPool as error:
                 reason = f"{str(error) or repr(error.__cause__)}; {_advice()}"
         raise BrokenProcessPool(f"no worker process could be had: {reason}")
@@ -125,6 +125,23 @@ class LastingPool:
             ending.add_done_callback(self._endings.discard)
             self._pool = self._make()
         return self._pool
+
+
+def _packed(function: Callable[..., object], arguments: tuple[object, ...]) -> bytes:
+    """Pickle a call here: what goes wrong in a thread or a process of Pebble's ends its pool."""
+    try:
+        return bytes(ForkingPickler.dumps((function, arguments)))
+    except Exception as error:  # classes of the user's may raise anything
+        raise UnsendableError(words_of(error)) from error
+
+
+def _call(packed: bytes) -> Any:  # what the function returns
+    """Make a call in a worker."""
+    try:
+        function, arguments = ForkingPickler.loads(packed)  # pyright: ignore[reportAttributeAccessIssue] its class passes for data
+    except Exception as error:  # likewise
+        raise UnsendableError(words_of(error)) from error
+    return function(*arguments)
 
 
 async def _answer(pool: ProcessPool, future: Future[T]) -> T:

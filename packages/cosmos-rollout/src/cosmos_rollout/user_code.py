@@ -109,9 +109,13 @@ def is_cancelled() -> bool:
 
 
 def words_of(error: BaseException) -> str:
-    """Return what an exception of the user's says, whose own ``__str__`` may raise as well."""
+    """Return what an exception of the user's says, whose own ``__str__`` may raise as well.
+
+    It becomes part of messages, which are UTF-8: halves of surrogate pairs, as names of files and
+    JSON have them, are written out.
+    """
     try:
-        return str(error)
+        return str(error).encode("utf-8", "backslashreplace").decode("utf-8")
     except Exception:  # noqa: BLE001 - it may raise anything
         return "(its words cannot be had)"
 

@@ -103,7 +103,7 @@ class Conversation:
 
     def _words(self, failure: BaseException) -> str:
         if isinstance(failure, EpisodeError):
-            return str(failure)
+            return words_of(failure)
         if self._deadline is not None and self._deadline.expired():
             return f"no move within {self._limits.timeout_s} s"
         return f"{type(failure).__name__}: {words_of(failure)}"[:500]

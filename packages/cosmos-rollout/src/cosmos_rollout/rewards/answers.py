@@ -13,6 +13,7 @@ from cosmos_rollout.rewards.builtin import COMPARE_S, check_main_thread, last_bo
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 
 _CLOTHES = r"(?:[\s*_$(\[{>\"'`]|\\\(|\\(?:text|math)[a-z]*)*+"
+_PRONOUN = r"(?:(?i:\s++is)?(?:\s*+:)?\s++I(?:['\u2019]|\s++(?!(?:is|because|since|as)\b)[a-z]))"
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
@@ -22,7 +23,7 @@ class MultipleChoiceReward:
 
     The choice is, in this order: the last ``\boxed{B}``; the last "answer is (B)", "**Answer:** B",
     "<answer>B" and the like; the last "option B" or "choice B"; the response, if it is nothing but
-    a letter, as in "(B)", or begins "B." or "B)".
+    a letter, as in "(B)", or begins "B." or "B)". "The answer I chose" names no option I.
 
     Attributes:
         kind: selects this reward.
@@ -44,7 +45,9 @@ class MultipleChoiceReward:
         """Return the function."""
         one = f"[{self.letters}]"
         said = [
-            re.compile(rf"(?<!/)(?i:{word})[*_]*+(?i:\s++is)?[*_]*+\s*+:?{_CLOTHES}({one})\b")
+            re.compile(
+                rf"(?<!/)(?i:{word})(?!{_PRONOUN})[*_]*+(?i:\s++is)?[*_]*+\s*+:?{_CLOTHES}({one})\b"
+            )
             for word in ("answer", "choice|option")
         ]
         alone = re.compile(rf"\(?({one})\)?\.?|({one})[.):]\s.*", re.DOTALL)

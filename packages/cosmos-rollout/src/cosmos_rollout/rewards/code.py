@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -107,6 +107,7 @@ class CodeReward:
         limits = self._limits(self.timeout_s)
         if isinstance(test, str):
             return passes_test(program, test, limits)
+        limits = replace(limits, output_mib=limits.file_mib)  # all that it can print
         result = run_program(program, limits, stdin=test[0])
         return result.exit_code == 0 and _lines(result.stdout) == _lines(test[1])
 

@@ -35,7 +35,6 @@ from cosmos_rollout.rewards.sandbox_child import (
 )
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
-_OUTPUT_BYTES = 1 << 20
 _GUARD_GRACE_S = 30.0
 _ANSWER = re.compile(r"(\d+) (.*)")
 _REFUSED = {
@@ -55,6 +54,7 @@ class SandboxLimits:
         memory_mib: address space of each of its processes.
         file_mib: size of any one file that it writes.
         files_mib: size of all of them, where they are in memory: see `SandboxProtection`.
+        output_mib: how much is kept of what it prints, and of what it complains of.
         max_processes: processes and threads at a time; its own is the first. Where the kernel
             does not count them for the program alone, the program is ended for more than these.
         readable: files and folders that it may read though they lie where it sees nothing: in this
@@ -67,6 +67,7 @@ class SandboxLimits:
     memory_mib: int = 512
     file_mib: int = 16
     files_mib: int = 64
+    output_mib: int = 1
     max_processes: int = 64
     readable: tuple[str, ...] = ()
     namespaces: Literal["preferred", "required"] = "preferred"
@@ -87,6 +88,8 @@ class SandboxLimits:
                 "file_mib and files_mib have to be 0 or more, found "
                 f"{self.file_mib} and {self.files_mib}"
             )
+        if self.output_mib < 0:
+            raise ValueError(f"output_mib has to be 0 or more, found {self.output_mib}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +115,7 @@ class ProgramResult:
     Attributes:
         exit_code: 0 if it ended well; 128 and more if a signal ended it; None if it was ended
             because it took too long, or had too many processes.
-        stdout: what it printed, its beginning if that is more than a MiB.
+        stdout: what it printed, its beginning if that is more than the limits keep.
         stderr: what it complained of, likewise.
     """
 
@@ -223,7 +226,7 @@ def _run(
             status = _guarded(settings | {"has_mounts": False}, folder, outputs)
         report.seek(0)
         found = report.read()
-    stderr = _text(outputs[2])
+    stdout, stderr = (_text(path, limits.output_mib << 20) for path in outputs[1:])
     if status > 0:
         reason = stderr.strip().rpartition("\n")[2]
         raise SandboxError(_REFUSED.get(status) or f"no sandbox could be made: {reason}")
@@ -231,7 +234,7 @@ def _run(
     ended |= json.loads(found or b"{}")
     if ended["too_many"]:
         stderr += f"\nended: more than {limits.max_processes} processes and threads\n"
-    result = ProgramResult(exit_code=ended["exit_code"], stdout=_text(outputs[1]), stderr=stderr)
+    result = ProgramResult(exit_code=ended["exit_code"], stdout=stdout, stderr=stderr)
     protection = None
     if found:
         protection = SandboxProtection(no_network=ended["is_enclosed"], files=ended["files"])
@@ -296,6 +299,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most_bytes: int) -> str:
     with path.open("rb") as output:
-        return output.read(_OUTPUT_BYTES).decode("utf-8", errors="replace")
+        return output.read(most_bytes).decode("utf-8", errors="replace")
