@@ -69,6 +69,16 @@ def sample(response: str, answer: str) -> RewardInput:
         (BoxedMathReward(), r"\boxed{36}", "The area is 36 square units", 1.0),
         (BoxedMathReward(), r"\boxed{5}", r"\[5\]", 1.0),
         (BoxedMathReward(), r"\boxed{\text{no solution}}", "no solution", 1.0),
+        (BoxedMathReward(), r"\boxed {7}", "7", 1.0),
+        (BoxedMathReward(), r"so $\fbox{\frac{1}{2}}$", "0.5", 1.0),
+        (BoxedMathReward(), r"$\boxed 12$, as said.", "12", 1.0),
+        (BoxedMathReward(), r"it is \boxed 12.", "12", 1.0),
+        (BoxedMathReward(), r"\boxed{3} and \boxed", "3", 1.0),
+        (GSM8K, "#### \u22125", "-5", 1.0),
+        (FLEXIBLE, "It takes 3-5 days", "5", 1.0),
+        (FLEXIBLE, "10-5", "-5", 0.0),
+        (FLEXIBLE, "that makes -5", "-5", 1.0),
+        (FLEXIBLE, "(-5)", "-5", 1.0),
     ],
 )
 def test_what_counts_as_the_answer(config, response, answer, value):

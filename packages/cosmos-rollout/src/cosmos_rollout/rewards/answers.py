@@ -14,7 +14,8 @@ from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_o
 
 _CLOTHES = r"(?:[\s*_$(\[{>\"'`]|\\\(|\\(?:text|math)[a-z]*)*+"
 _PRONOUN = r"(?:(?i:\s++is)?(?:\s*+:)?\s++I(?:['\u2019]|\s++(?!(?:is|because|since|as)\b)[a-z]))"
-_NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_MINUS = "\u2212"
+_NUMBER = re.compile(r"(?:(?<![\w)\]])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,12 +142,12 @@ class MathReward:
 
 def _number(text: str) -> Decimal | None:
     """Return the first number of a text."""
-    found = _NUMBER.search(text)
+    found = _NUMBER.search(text.replace(_MINUS, "-"))
     return _decimal(found[0]) if found else None
 
 
 def _last_number(text: str) -> Decimal | None:
-    found = _NUMBER.findall(text)
+    found = _NUMBER.findall(text.replace(_MINUS, "-"))
     return _decimal(found[-1]) if found else None
 
 

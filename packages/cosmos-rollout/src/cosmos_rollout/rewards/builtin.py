@@ -13,6 +13,7 @@ from cosmos_rollout.errors import RewardError
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 from cosmos_rollout.user_code import check_reference, load_callable
 
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*\{|\s+(?=[^\s{$]))")
 _MARKED = re.compile(r"\$|\\\(|\\\[")
 _COMMAND = re.compile(r"\\(?:text|mbox)[a-z]*\s*\{[^{}]*\}|\\[A-Za-z]+")
 _IN_WORDS = re.compile(r"[A-Za-z]{2,}(?:[\s,]+[A-Za-z]{2,}|\s*:)|####|\n")
@@ -214,11 +215,17 @@ def read_answers(parse: Callable[[str], list[Any]]) -> Callable[[str], list[Any]
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what the last ``\boxed{...}`` holds, braces inside it balanced; None without one."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
+    r"""Return what the last ``\boxed{...}`` holds, braces inside it balanced; None without one.
+
+    So are ``\boxed {...}`` and ``\fbox{...}`` read, and ``\boxed 7``.
+    """
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
         return None
-    depth, begin = 0, start + len("\\boxed{")
+    begin = boxes[-1].end()
+    if not boxes[-1][0].endswith("{"):
+        return text[begin:].split("$", 1)[0].split(maxsplit=1)[0].rstrip(".,;:") or None
+    depth = 0
     for position in range(begin, len(text)):
         if text[position] == "{":
             depth += 1
