@@ -29,3 +29,25 @@ async def test_requests_without_the_token_are_counted_and_one_a_minute_logged(
     (line,) = (one for one in caplog.messages if "token" in one)
     assert line.startswith("a request from 127.0.0.1 had a wrong token or none")
     assert "guess" not in line
+
+
+@pytest.mark.parametrize(
+    "other", ['seen={"a": 1}', "name=two words", "é=1", "marked", "a[b]=1", "path=/", "Secure"]
+)
+async def test_cookies_of_other_servers_of_the_host_shut_nobody_out(
+    tmp_path: Path, other: str
+) -> None:
+    write_example_run(tmp_path / "example")
+    app = make_app(Served(feed=RunFeed(RunDirectory.open(tmp_path / "example"))), TOKEN)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        moved = await client.get("/", params={"token": TOKEN})
+        ours = moved.headers["set-cookie"].partition(";")[0]
+        client.cookies.clear()
+        for cookies in (f"{other}; {ours}", f"{ours}; {other}"):
+            answer = await client.get("/api/run", headers={"Cookie": cookies.encode()})
+            assert answer.status_code == 200
+        name = ours.partition("=")[0]
+        for wrong in (other, f"{name}=wrong", f"x{ours}", f"other={ours}", name):
+            answer = await client.get("/api/run", headers={"Cookie": wrong.encode()})
+            assert answer.status_code == 401
