@@ -60,6 +60,20 @@ async def test_payloads_come_back_in_the_order_asked_for(bus) -> None:
         await bus.get_payloads(["a", "b"])
 
 
+async def test_metrics_that_were_one_too_many_while_nobody_read_are_passed_over(bus) -> None:
+    records = [MetricRecord(0.0, "policy", "policy-0", step, {}) for step in range(4)]
+    await bus.send_metrics(records[:2])
+    first = bus.metrics()
+    assert await anext(first) == records[0]
+    await first.aclose()
+    await bus.send_metrics(records[2:])
+    await bus.call(lambda c: c.xtrim(bus.keys.metrics, maxlen=2, approximate=False))
+    again = bus.metrics()
+    async with asyncio.timeout(10):
+        assert [await anext(again) for _ in range(2)] == records[2:]
+    await again.aclose()
+
+
 async def test_metrics_left_unread_by_one_reader_are_read_by_the_next(bus) -> None:
     records = [MetricRecord(1.0, "policy", "policy-0", step, {"loss": 0.5}) for step in range(3)]
     await bus.send_metrics(records)
