@@ -167,7 +167,7 @@ class Builder:
             )
         present = cast(Sequence[Any], default) if isinstance(default, (list, tuple)) else ()
         size = max(len(present), 1 + max(patch.elements))
-        if set(range(len(present), size)) - set(patch.elements):
+        if sum(index >= len(present) for index in patch.elements) < size - len(present):
             where = _join(path, str(max(patch.elements)))
             return self._note(
                 where, f"{where} does not exist", f"{path} has {len(present)} elements"
