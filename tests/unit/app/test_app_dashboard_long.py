@@ -9,6 +9,7 @@ import pytest
 from cosmos_app.dashboard.example import write_example_run
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.history import History
+from cosmos_app.dashboard.prometheus import exposition
 from cosmos_app.dashboard.view import run_view, timeline_view
 from cosmos_core.metrics import MetricRecord
 from cosmos_core.rundir import RunDirectory
@@ -85,3 +86,19 @@ async def test_the_report_of_an_earlier_start_says_nothing_of_a_run_that_has_gon
     feed = RunFeed(run)
     await feed.look()
     assert run_view(feed, started_s).message == "all steps done"
+
+
+async def test_counters_that_are_not_known_yet_are_no_zeros_for_prometheus(tmp_path: Path) -> None:
+    """It takes what comes after them for an increase within one interval."""
+    write_example_run(tmp_path / "run")
+    run = RunDirectory.open(tmp_path / "run")
+    feed = RunFeed(run)
+    await feed.look()
+    assert b"\ncosmos_groups_issued_total " in exposition(feed, feed.history.last_s)
+    run.report.unlink()
+    feed = RunFeed(run)
+    await feed.look()
+    page = exposition(feed, feed.history.last_s)
+    assert b"\ncosmos_step 30.0" in page
+    assert b"\ncosmos_groups_issued_total" not in page
+    assert b"\ncosmos_groups_ended_total" not in page
