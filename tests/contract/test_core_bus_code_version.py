@@ -192,6 +192,36 @@ async def test_a_controller_lives_on_with_events_that_it_cannot_read(server, fie
             await host
 
 
+async def test_who_reports_what_is_no_event_is_told_and_its_groups_are_sampled_by_others(
+    server,
+) -> None:
+    async def careless(bus: Bus) -> None:
+        joined = ReplicaJoined(replica="careless", role="rollout", slots=1)
+        async with bus.join(joined) as channel:
+            async for command in channel.commands():
+                assert isinstance(command, Generate)
+                is_right: float = True  # which no schema takes for a number
+                sample = SampleRef(sibling=0, status="completed", reward=is_right, num_tokens=1)
+                await channel.send(
+                    GroupFinished(
+                        replica="careless", group=command.group, attempt=0, samples=(sample,)
+                    )
+                )
+
+    async with await Bus.connect(server.url, "careless") as bus:
+        host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(CodeVersionError, match=r"careless reported .* `float`, got `bool`"):
+                await careless(bus)
+            goes_on = asyncio.Event()
+            goes_on.set()
+            await asyncio.gather(host, policy(bus), rollout(bus, goes_on))
+        status = await bus.read_status()
+    assert status["finished"] == ALL_DONE
+    assert status["books"]["consumed"] == CONFIG.num_steps * CONFIG.groups_per_step
+    assert list(status["refused"]) == ["careless"]
+
+
 async def test_replicas_are_told_when_a_controller_of_other_code_takes_over(
     server, other_code
 ) -> None:

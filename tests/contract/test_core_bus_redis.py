@@ -60,6 +60,20 @@ async def test_payloads_come_back_in_the_order_asked_for(bus) -> None:
         await bus.get_payloads(["a", "b"])
 
 
+async def test_metrics_that_were_one_too_many_while_nobody_read_are_passed_over(bus) -> None:
+    records = [MetricRecord(0.0, "policy", "policy-0", step, {}) for step in range(4)]
+    await bus.send_metrics(records[:2])
+    first = bus.metrics()
+    assert await anext(first) == records[0]
+    await first.aclose()
+    await bus.send_metrics(records[2:])
+    await bus.call(lambda c: c.xtrim(bus.keys.metrics, maxlen=2, approximate=False))
+    again = bus.metrics()
+    async with asyncio.timeout(10):
+        assert [await anext(again) for _ in range(2)] == records[2:]
+    await again.aclose()
+
+
 async def test_metrics_left_unread_by_one_reader_are_read_by_the_next(bus) -> None:
     records = [MetricRecord(1.0, "policy", "policy-0", step, {"loss": 0.5}) for step in range(3)]
     await bus.send_metrics(records)
@@ -69,6 +83,31 @@ async def test_metrics_left_unread_by_one_reader_are_read_by_the_next(bus) -> No
     again = bus.metrics()
     assert [await anext(again) for _ in range(3)] == records
     await again.aclose()
+
+
+async def test_who_waits_for_news_of_a_server_that_is_a_replica_for_a_while_goes_on(
+    tmp_path,
+) -> None:
+    server = RedisServer.start(tmp_path / "demoted")
+    try:
+        async with await Bus.connect(server.url, "run") as bus:
+            ledger = await Ledger.acquire(bus, owner="a", lease_s=30.0)
+            measured = bus.metrics()
+            waiting = asyncio.gather(ledger.read(wait_s=10.0), anext(measured))
+            await asyncio.sleep(0.3)
+            await bus.call(lambda c: c.replicaof("127.0.0.1", "1"))
+            await asyncio.sleep(0.3)
+            await bus.call(lambda c: c.replicaof("NO", "ONE"))
+            await bus.send_event(StopRequested(reason="enough"))
+            record = MetricRecord(0.0, "policy", "policy-0", 0, {})
+            await bus.send_metrics([record])
+            async with asyncio.timeout(10):
+                (event,), found = await waiting
+            assert event.data == encode_message(StopRequested(reason="enough"))
+            assert found == record
+            await measured.aclose()
+    finally:
+        server.stop()
 
 
 async def test_the_lease_keeps_another_owner_out_until_it_runs_out(bus) -> None:

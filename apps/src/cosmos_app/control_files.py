@@ -33,7 +33,7 @@ def read_address(run: RunDirectory) -> tuple[str, str]:
     """Return the Redis URL and namespace of a run.
 
     Raises:
-        RunError: if the run was never started, or is about to be.
+        RunError: if the run was never started, or is about to be, or is somebody else's.
     """
     try:
         return (run.path / _REDIS_FILE).read_text(), (run.path / _NAMESPACE_FILE).read_text()
@@ -43,6 +43,10 @@ def read_address(run: RunDirectory) -> tuple[str, str]:
             raise RunError(f"{run.path} was never started; use 'cosmos-app run'") from error
         raise RunError(
             f"{run.path} is being prepared by {holder}; ask again in a moment"
+        ) from error
+    except PermissionError as error:
+        raise RunError(
+            f"{run.path} is somebody else's: where its Redis is may be read by who started it alone"
         ) from error
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from cosmos_app.report import Sample
 from cosmos_core.rundir import append_whole
-from cosmos_core.trajectory import Trajectory, decode_trajectory
+from cosmos_core.trajectory import Trajectory, TrajectoryFormatError, decode_trajectory
 
 _MOST_SHOWN = 6
 _LENGTH = struct.Struct("<Q")
+_BEGINS = b"CTRJ"  # as each encoded trajectory does
 
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
@@ -47,16 +48,30 @@ def append_trajectories(path: Path, encoded: Iterable[bytes]) -> None:
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """Yield the trajectories of a replica's file; a torn last one is left out."""
+    """Yield the trajectories of a replica's file.
+
+    One that is torn is left out: the last of a process that was killed, whose successor goes on
+    behind it.
+
+    Raises:
+        TrajectoryFormatError: if one that is whole is damaged, or of a newer format.
+    """
     data = path.read_bytes()
     at = 0
     while at + _LENGTH.size <= len(data):
         (length,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        if at + length > len(data):
-            return
-        yield decode_trajectory(data[at : at + length])
-        at += length
+        begin = at + _LENGTH.size
+        at = begin + length
+        try:
+            yield decode_trajectory(data[begin:at])
+        except TrajectoryFormatError:
+            after = at + _LENGTH.size
+            if at <= len(data) and _BEGINS.startswith(data[after : after + len(_BEGINS)]):
+                raise  # it ends where another begins
+            found = data.find(_BEGINS, begin + 1)
+            if found < 0:
+                return
+            at = found - _LENGTH.size
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -1,6 +1,8 @@
 """What holds a secret is its owner's alone, whatever lay there before."""
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from cosmos_app.dashboard.address import (
     announce_dashboard,
     write_address_file,
 )
+from cosmos_app.dashboard.example import write_example_run
+from cosmos_app.dashboard.feed import RunFeed
 from cosmos_core.rundir import RunDirectory
 
 
@@ -74,4 +78,38 @@ async def test_who_starts_a_run_is_told_that_others_can_reach_its_dashboard(
     await asyncio.wait_for(telling, 10.0)
     assert [f"{host} can be reached from other machines" in line for line in said[1:]] == (
         [True] if is_told else []
+    )
+
+
+@pytest.fixture
+def somebody_elses() -> Iterator[RunDirectory]:
+    """Return a run that is over, of another user, who lets everybody see but the secrets."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        write_example_run(path)
+        run = RunDirectory.open(path)
+        write_address(run, "redis://:p4ss@host:1/0", "name")
+        Path(folder).chmod(0o755)
+        user = os.geteuid()
+        # root reads whatever there is; anybody else nothing that nobody may
+        (run.path / "redis.url").chmod(0o600 if user == 0 else 0)
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield run
+        finally:
+            if user == 0:
+                os.seteuid(0)
+
+
+async def test_a_run_of_somebody_else_is_shown_without_its_redis(
+    somebody_elses: RunDirectory,
+) -> None:
+    feed = RunFeed(somebody_elses)
+    await feed.look()
+    assert len(feed.events) > 30
+    assert feed.report
+    assert feed.problem == (
+        f"{somebody_elses.path} is somebody else's: where its Redis is may be read by who started "
+        "it alone"
     )

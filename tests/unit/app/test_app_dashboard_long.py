@@ -1,11 +1,16 @@
 """The dashboard of a long run: many replicas that came and went, many megabytes to read."""
 
+import json
+import os
 from pathlib import Path
+
+import pytest
 
 from cosmos_app.dashboard.example import write_example_run
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.history import History
-from cosmos_app.dashboard.view import timeline_view
+from cosmos_app.dashboard.prometheus import exposition
+from cosmos_app.dashboard.view import run_view, timeline_view
 from cosmos_core.metrics import MetricRecord
 from cosmos_core.rundir import RunDirectory
 
@@ -56,3 +61,44 @@ async def test_a_long_run_is_read_without_pauses(tmp_path: Path) -> None:
         assert not await feed.look()
         run.metrics.write_bytes(line * ((9 << 20) // len(line)))
         assert await feed.look()  # eight pieces of a MiB at once, that others get their turn
+
+
+@pytest.mark.parametrize(("steps", "state", "shown"), [(10, "silent", 30), (30, "finished", 30)])
+async def test_the_report_of_an_earlier_start_says_nothing_of_a_run_that_has_gone_on(
+    tmp_path: Path, steps: int, state: str, shown: int
+) -> None:
+    """The other one is a copy, whose files were made in another order."""
+    write_example_run(tmp_path / "run")
+    run = RunDirectory.open(tmp_path / "run")
+    report = json.loads(run.report.read_text())
+    run.report.write_text(json.dumps({**report, "finished": "ctrl-c", "steps": steps}))
+    started_s = run.report.stat().st_mtime + 5.0
+    (run.path / "namespace").write_text("the second")
+    os.utime(run.path / "namespace", (started_s, started_s))
+    feed = RunFeed(run)
+    for _ in range(2):
+        await feed.look()
+        view = run_view(feed, started_s)
+        assert (view.state, view.step) == (state, shown)
+        assert ("ctrl-c" in view.message) == (state == "finished")
+    run.report.write_text(json.dumps({**report, "finished": "all steps done"}))
+    os.utime(run.report, (started_s + 5.0, started_s + 5.0))
+    feed = RunFeed(run)
+    await feed.look()
+    assert run_view(feed, started_s).message == "all steps done"
+
+
+async def test_counters_that_are_not_known_yet_are_no_zeros_for_prometheus(tmp_path: Path) -> None:
+    """It takes what comes after them for an increase within one interval."""
+    write_example_run(tmp_path / "run")
+    run = RunDirectory.open(tmp_path / "run")
+    feed = RunFeed(run)
+    await feed.look()
+    assert b"\ncosmos_groups_issued_total " in exposition(feed, feed.history.last_s)
+    run.report.unlink()
+    feed = RunFeed(run)
+    await feed.look()
+    page = exposition(feed, feed.history.last_s)
+    assert b"\ncosmos_step 30.0" in page
+    assert b"\ncosmos_groups_issued_total" not in page
+    assert b"\ncosmos_groups_ended_total" not in page

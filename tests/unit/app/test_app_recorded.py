@@ -9,13 +9,7 @@ from full_disks import no_file_longer_than
 
 from cosmos_app.bounded_files import append_bounded, before_of
 from cosmos_app.event_log import EventLog, read_events, tell_event
-from cosmos_app.report import Sample
-from cosmos_app.samples import (
-    append_samples,
-    append_trajectories,
-    last_samples,
-    read_trajectories,
-)
+from cosmos_app.samples import append_trajectories, read_trajectories
 from cosmos_app.shown_samples import SampleShow, parse_shown_sample, shown_sample
 from cosmos_core.messages import GroupFailed, GroupFinished, GroupId, Progress, SampleRef, Tick
 from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan, encode_trajectory
@@ -71,17 +65,6 @@ def test_the_many_tokens_of_a_picture_count_as_one() -> None:
     assert shown.spans == ((-1, 3, "bhc"), (5, 4, "ddef"))
     assert shown.num_left_out == 0
     assert shown.images == ("/data/red.png",)
-
-
-def test_validation_samples_are_read_beside_a_line_torn_in_mid_character(tmp_path: Path) -> None:
-    kept = [
-        Sample(prompt=f"{n}", response="a\u2028b\x85c", reward=1.0, version=2) for n in range(2)
-    ]
-    for replica, sample in enumerate(kept):
-        append_samples(tmp_path / f"samples-rollout-{replica}.jsonl", [sample])
-    with (tmp_path / "samples-rollout-0.jsonl").open("ab") as file:
-        file.write('{"prompt": "é'.encode()[:-1])
-    assert last_samples(tmp_path) == kept
 
 
 def test_trajectories_recorded_after_a_disk_was_full_are_read(tmp_path: Path) -> None:

@@ -208,6 +208,36 @@ def test_overrides_change_lists_of_the_file_and_win_in_order():
     assert recipe.sinks == (Console(every=6), Console())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Texts:
+    names: tuple[str, ...] = ("a", "b")
+    limits: tuple[float | None, ...] = (1.0,)
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    each: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("names.1=7", lambda t: t.names, ("a", "7")),
+        ("names.2=true", lambda t: t.names, ("a", "b", "true")),
+        ("names.0=none", lambda t: t.names, ("none", "b")),
+        ("limits.0=none", lambda t: t.limits, (None,)),
+        ("environment.NUM_THREADS=7", lambda t: t.environment, {"NUM_THREADS": "7", "B": "b"}),
+        ("each.x.0=7", lambda t: t.each, {"x": ("7", "c")}),
+    ],
+)
+def test_an_override_of_one_element_is_read_as_the_type_of_elements(
+    override: str, read: Any, value: object
+):
+    tables = {"environment": {"B": "b"}, "each": {"x": ["a", "c"]}}
+    assert read(load_config(Texts, tables, [override])) == value
+
+
+def test_an_element_of_the_wrong_type_is_said_as_it_was_given():
+    assert complaint("trainer.betas.0=x").endswith('trainer.betas.0 needs a number, found "x"')
+
+
 def test_overrides_leave_the_given_tables_alone():
     tables = {"model": "m", "trainer": {"steps": 2}, "sinks": [{"kind": "console"}]}
     load_config(Recipe, tables, ["trainer.steps=9", "sinks.0.every=4"])
@@ -279,6 +309,7 @@ def test_what_is_wrong_is_said_with_what_would_be_right(tables: dict[str, Any], 
         ("trainer.steps=many", 'trainer.steps needs a whole number, found "many"'),
         ("trainer.resume=True", 'found "True"; write true, without quotes'),
         ("sinks.4.kind=file", "sinks.4 does not exist; sinks has 2 elements"),
+        ("sinks.999999999999.kind=file", "sinks.999999999999 does not exist; sinks has 2 elements"),
         ("seed.0=1", "seed needs a whole number, it has no elements"),
         ("seed=none", 'seed needs a whole number, found "none"'),
         ("engine.kind=vlm", 'engine.kind is "vlm"'),

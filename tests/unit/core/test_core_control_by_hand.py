@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from cosmos_core.control import Controller, ControllerConfig, StalenessConfig, ValidationPlan
+from cosmos_core.control.state import ControllerState
 from cosmos_core.messages import (
+    CheckpointSaved,
     Generate,
     GroupFinished,
     GroupId,
@@ -15,6 +17,7 @@ from cosmos_core.messages import (
     ReplicaJoined,
     ReplicaLeft,
     SampleRef,
+    Stop,
     Tick,
     VersionPublished,
     decode_event,
@@ -129,3 +132,26 @@ def test_a_validation_holds_only_who_answers_it_back_from_newer_weights() -> Non
     ask = Generate(group=GroupId("validation", 0, 0), attempt=0, num_samples=1)
     orders = controller.handle(answer(ask, busy), 3.0)
     assert [name for name, order in orders if isinstance(order, LoadVersion)] == [busy]
+
+
+def test_a_run_that_goes_on_beyond_its_steps_validates_its_version_once_and_ends() -> None:
+    staleness = StalenessConfig(depth=0, bound=0)
+    config = ControllerConfig(
+        num_steps=5,
+        groups_per_step=1,
+        samples_per_group=2,
+        staleness=staleness,
+        validation=ValidationPlan(num_prompts=1, before=False),
+    )
+    controller = Controller(config, ControllerState(step=7, saved=7))
+    controller.handle(ReplicaJoined(replica="p", role="policy", version=7), 0.0)
+    joining = ReplicaJoined(replica="r", role="rollout", slots=2, version=7)
+    ((_, order),) = controller.handle(joining, 0.0)
+    assert order == Generate(group=GroupId("validation", 7, 0), attempt=0, num_samples=1)
+    sample = SampleRef(sibling=0, status="completed", reward=0.5)
+    answered = GroupFinished(replica="r", group=order.group, attempt=0, samples=(sample,))
+    told = controller.handle(answered, 1.0)
+    assert [(name, type(command)) for name, command in told] == [("p", Stop), ("r", Stop)]
+    controller.handle(CheckpointSaved(replica="p", step=6, path="somewhere"), 2.0)
+    assert controller.finished == "all steps done"
+    assert controller.validations[7].mean_reward == 0.5

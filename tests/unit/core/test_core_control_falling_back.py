@@ -218,6 +218,21 @@ def test_a_run_whose_last_weights_die_unsaved_does_not_say_that_it_is_done() -> 
     assert run.controller.finished == ALL_DONE
 
 
+def test_prompts_that_are_issued_again_are_given_out_no_further_ahead_than_others() -> None:
+    run = Run(num_policies=1, num_steps=9, slots=8)
+    run.join(version=0)
+    for step in range(5):
+        run.sample(0)
+        run.finish(step)
+    run.leave()
+    run.take(Generate)
+    run.join(version=0)
+    run.loaded(0, lineage=1)
+    depth = run.config.staleness.depth
+    assert len(run.take(Generate)) == depth + 1
+    assert run.controller.books().in_flight["waiting"] == 5
+
+
 def test_nobody_samples_with_weights_that_are_lost_while_they_arrive() -> None:
     """They may be there before the controller hears of it."""
     run = Run(num_policies=1, slots=4)

@@ -112,6 +112,24 @@ def test_window_takes_only_the_oldest_issued() -> None:
     assert choose(config, 5, found) == [1, 2]
 
 
+def test_a_window_without_end_takes_whatever_is_ready() -> None:
+    config = StalenessConfig(policy="window", window=float("inf"))
+    found = groups(*((i, "generating", 0) for i in range(9)), (9, "ready", 0), (10, "ready", 0))
+    assert choose(config, 5, found) == [9, 10]
+
+
+def test_a_window_of_a_tenth_of_fifty_is_five_groups() -> None:
+    policy = policy_of(StalenessConfig(policy="window", window=0.1))
+    found = groups(
+        *((i, "generating", 0) for i in range(6)), *((i, "ready", 0) for i in range(6, 56))
+    )
+    assert policy.choose(Load(5, 50, {4: 6}, {4: 50}), lambda: found) is None, "49 of the oldest 55"
+    found[5].stage = "ready"
+    chosen = policy.choose(Load(5, 50, {4: 5}, {4: 51}), lambda: found)
+    assert chosen is not None
+    assert [group.ordinal for group in chosen] == list(range(5, 55))
+
+
 @pytest.mark.parametrize(("depth", "bound"), [(-1, 0), (3, 2)])
 def test_a_depth_that_the_bound_cannot_follow_is_refused(depth, bound) -> None:
     with pytest.raises(ValueError, match=f"depth is {depth} and bound {bound}"):

@@ -114,11 +114,29 @@ class RunFeed:
         return bool(lines)
 
     def _read_report(self) -> None:
+        if self.report and self._has_gone_on():
+            self.report = {}
+            self.revision += 1
         if self.report or self.status.get("finished") or not self.run.report.exists():
             return
         with contextlib.suppress(ValueError, OSError):
             self.report = json.loads(self.run.report.read_text())
-            self.revision += 1
+            if self._has_gone_on():
+                self.report = {}
+            else:
+                self.revision += 1
+
+    def _has_gone_on(self) -> bool:
+        """Whether the report is of an earlier start, whose steps this one has left behind.
+
+        A copy of a run has its files in any order, so that their times are not enough.
+        """
+        newest = self.history.curves["reward"].newest
+        with contextlib.suppress(OSError):
+            started_s = (self.run.path / "namespace").stat().st_mtime
+            if self.run.report.stat().st_mtime < started_s:
+                return newest is not None and newest.step >= self.report.get("steps", 0)
+        return False
 
     # ---------------------------------------------------------------- Redis
 

@@ -1,6 +1,7 @@
 """A run's figures in Prometheus' text format, read from the feed when they are asked for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -58,16 +59,8 @@ class _FeedCollector(Collector):
         for stage, count in run.books.get("in_flight", {}).items():
             groups.add_metric([stage], count)
         yield groups
-        ended = CounterMetricFamily(
-            "cosmos_groups_ended", "Groups consumed or dropped.", labels=["how"]
-        )
-        ended.add_metric(["consumed"], run.books.get("consumed", 0))
-        for reason, count in run.books.get("dropped", {}).items():
-            ended.add_metric([f"dropped: {reason}"], count)
-        yield ended
-        yield CounterMetricFamily(
-            "cosmos_groups_issued", "Groups ever issued.", run.books.get("issued", 0)
-        )
+        if "issued" in run.books:  # a counter that is not known is not 0, from where it would jump
+            yield from _ended(run.books)
 
     def _replicas(self) -> Iterator[Metric]:
         labels = ["replica", "role"]
@@ -101,3 +94,14 @@ class _FeedCollector(Collector):
             for name, value in record.values.items():
                 family.add_metric([replica, record.role, name], value)
         yield family
+
+
+def _ended(books: Mapping[str, Any]) -> Iterator[Metric]:
+    ended = CounterMetricFamily(
+        "cosmos_groups_ended", "Groups consumed or dropped.", labels=["how"]
+    )
+    ended.add_metric(["consumed"], books["consumed"])
+    for reason, count in books["dropped"].items():
+        ended.add_metric([f"dropped: {reason}"], count)
+    yield ended
+    yield CounterMetricFamily("cosmos_groups_issued", "Groups ever issued.", books["issued"])

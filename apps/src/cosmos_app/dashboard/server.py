@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Protocol
+from urllib.parse import quote
 
 from starlette.types import ASGIApp
 
@@ -93,7 +94,7 @@ def open_address(
 
 def url_of(taken: socket.socket, token: str) -> str:
     """Return what a browser opens for a listening socket."""
-    return f"{http_url(taken)}/?token={token}"
+    return f"{http_url(taken)}/?token={quote(token, safe='')}"
 
 
 def _take_again(config: DashboardConfig, before: DashboardAddress | None) -> socket.socket | None:

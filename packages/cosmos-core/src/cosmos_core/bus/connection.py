@@ -302,7 +302,8 @@ class Bus:
         while True:
             entries, num_tries = await self._read_metrics(start)
             for _, fields in entries:
-                yield _METRIC.decode(fields[b"m"])
+                if fields:  # of many that nobody fetched the oldest are gone, read or not
+                    yield _METRIC.decode(fields[b"m"])
             if entries:
                 await self._drop_metrics([entry for entry, _ in entries])
             if num_tries > 1:

@@ -58,7 +58,10 @@ class SupersededError(BusError):
 
 
 class CodeVersionError(BusError):
-    """Raised to who has other code than the controller, or the run's log: it would happen again."""
+    """Raised to who has other code than the controller, or the run's log: it would happen again.
+
+    Also to who reports what is no event, as with a reward that is no number.
+    """
 
 
 class PayloadMissingError(BusError, KeyError):

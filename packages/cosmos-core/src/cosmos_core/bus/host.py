@@ -256,10 +256,17 @@ class _Turn:
 
     def take_in(self, reported: Reported) -> None:
         """Hand an event to the controller, unless its sender is not who we think it is."""
-        if reported.code != code_version():
-            self._refuse(reported)
+        teller, ours = reported.replica or "somebody", code_version()
+        if reported.code != ours:
+            said = difference(teller, reported.code, ours)
+            self._refuse(reported, said, left="runs other code")
             return
-        event = decode_event(reported.data)
+        try:
+            event = decode_event(reported.data)
+        except msgspec.DecodeError as error:  # those of validation, too
+            said = f"{teller} reported what is no event: {error}; the run goes on without it"
+            self._refuse(reported, said, left="reported what is no event")
+            return
         if isinstance(event, ReplicaJoined):
             self._refused.pop(event.replica, None)
         if reported.replica and not isinstance(event, ReplicaJoined):
@@ -283,16 +290,23 @@ class _Turn:
                 Dispatch(replica=replica, incarnation=incarnation, command=command)
             )
 
-    def _refuse(self, reported: Reported) -> None:
-        """Turn away who runs other code, unread: its messages may mean something else here."""
-        reason = difference(reported.replica or "somebody", reported.code, code_version())
+    def _refuse(self, reported: Reported, reason: str, *, left: str) -> None:
+        """Turn away who runs other code, unread, as its messages may mean something else here.
+
+        Or whose messages are none, of whom no later one can be awaited.
+
+        Args:
+            reported: what it said.
+            reason: why, for it and for people.
+            left: the same in a few words, if it had joined.
+        """
         if len(self._refused) < _MOST_REFUSED:
             self._refused[reported.replica] = reason
         if not reported.replica:
             return
         if self._controller.incarnation_of(reported.replica) == reported.incarnation:
-            # it joined a controller of its own code, which was started again with another
-            self.handle(ReplicaLeft(replica=reported.replica, reason="runs other code"))
+            # it joined, maybe a controller of its own code, which was started again with another
+            self.handle(ReplicaLeft(replica=reported.replica, reason=left))
         self.dispatches.append(
             Dispatch(
                 replica=reported.replica,

@@ -15,6 +15,7 @@ DISK_FULL = "MISCONF"
 _PASSING = (
     ("maxmemory", "it holds as much as its maxmemory allows: raise that, or lower staleness.depth"),
     ("read only replica", "it is a replica of another server: give the address of its primary"),
+    ("UNBLOCKED", "it has become a replica of another server: give the address of its primary"),
     (DISK_FULL, "it cannot write its data to disk: look at its disk and its log"),
     ("NOREPLICAS", "it wants replicas that are not there: see its min-replicas-to-write"),
     ("MASTERDOWN", "it is a replica whose primary is away: give the address of the primary"),

