@@ -36,6 +36,8 @@ def sample(response: str, tests) -> RewardInput:
         ("all", "```python\nf = 1\n```\n" + DOUBLE, "assert f(1) == 2", 1.0),  # the last block
         ("all", f"{F}bash\nls\n{F}\nThen:\n" + DOUBLE, "assert f(1) == 2", 1.0),  # one of Python
         ("all", f"{DOUBLE}\n{F}text\n4\n{F}\nor\n{F}json\n4\n{F}", "assert f(1) == 2", 1.0),
+        ("all", f"{DOUBLE}\nOutput:\n{F}\n4\n{F}", "assert f(1) == 2", 1.0),  # what it prints
+        ("all", f"{F}\nf = 1\n{F}\n{F}\ndef f(x): return x\n{F}", "assert f(1) == 1", 1.0),
         ("all", f"1. So:\n   {F}Python3 a.py\r\n   f = abs\n   {F}", "assert f(-1) == 1", 1.0),
         ("all", "def f(x): return x", "assert f(1) == 1", 1.0),  # no block: all of it
         ("all", "```python\nraise SystemExit(0)\n```", "assert False", 0.0),  # leaves early

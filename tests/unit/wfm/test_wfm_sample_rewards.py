@@ -31,7 +31,12 @@ from cosmos_wfm import (
     train_rl,
     train_sft,
 )
-from cosmos_wfm.sample_rewards import collect_rewards, reward_figures, scorer_of_samples
+from cosmos_wfm.sample_rewards import (
+    ask_for_rewards,
+    collect_rewards,
+    reward_figures,
+    scorer_of_samples,
+)
 from cosmos_wfm.scoring import GuardedScorer
 
 RED = torch.tensor([1.0, -1.0, -1.0])[:, None, None].expand(3, 16, 16)
@@ -88,6 +93,16 @@ def test_a_scorer_is_given_one_sample_and_may_answer_later():
     assert (seen.get(timeout=30.0), waiting.done()) == ((1, 3, 16, 16), False)
     asked.set_result([0.5])
     assert waiting.result(30.0) == SampleRewards(reward=0.5)
+
+
+def test_a_sample_that_is_not_finite_earns_nothing():
+    """`compressibility` would see a black picture, and like it best."""
+    scorer = local_sample_scorer({"compressibility": 1.0})
+    pixels = torch.zeros(3, 8, 8)
+    assert ask_for_rewards(scorer, pixels, "p").result(0).reward is not None
+    pixels[1, 2, 3] = math.nan
+    found = ask_for_rewards(scorer, pixels, "p").result(0)
+    assert (found.reward, found.problems) == (None, ("what was drawn is not finite",))
 
 
 def test_what_is_not_there_in_time_has_failed_and_means_are_over_the_others():

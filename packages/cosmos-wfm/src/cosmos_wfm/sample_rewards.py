@@ -59,6 +59,17 @@ def scorer_of_samples(scorer: GuardedScorer) -> SampleScorer:
     return one
 
 
+def ask_for_rewards(
+    scorer: SampleScorer, pixels: Float[Tensor, "3 *F H W"], prompt: str
+) -> "Future[SampleRewards]":
+    """Have a sample rewarded; one that is not finite earns nothing, though 8 bits show it black."""
+    if bool(pixels.isfinite().all()):
+        return scorer(pixels, prompt)
+    failed: Future[SampleRewards] = Future()
+    failed.set_result(SampleRewards(problems=("what was drawn is not finite",)))
+    return failed
+
+
 def collect_rewards(
     asked: Sequence[Sequence["Future[SampleRewards]"]], deadline_s: float
 ) -> list[list[SampleRewards]]:

@@ -30,7 +30,12 @@ from cosmos_parallel import (
 from cosmos_wfm.adapter import DiffusionModelAdapter, pipeline_modules
 from cosmos_wfm.errors import NoRewardsError, TrainingStoppedError, WfmConfigError
 from cosmos_wfm.gallery import thin_galleries, write_gallery
-from cosmos_wfm.sample_rewards import SampleScorer, collect_rewards, reward_figures
+from cosmos_wfm.sample_rewards import (
+    SampleScorer,
+    ask_for_rewards,
+    collect_rewards,
+    reward_figures,
+)
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
 from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, prompts_text, write_samples
@@ -339,7 +344,7 @@ class TrainingRun:
         """Write samples while they are rewarded, then their index; return what came of it."""
         scorer, directory = self.validation.scorer, self._pictures(done)
         asked = [
-            [scorer(sample, prompt) for sample in row]
+            [ask_for_rewards(scorer, sample, prompt) for sample in row]
             for row, prompt in zip(pixels, config.prompts, strict=True)
             if scorer is not None
         ]

@@ -27,10 +27,11 @@ _PYTHON = frozenset({"", "python", "python3", "py", "py3"})
 class CodeReward:
     """How many of a data row's tests the program in the response passes.
 
-    The program is the last fenced code block that is marked as Python or not marked, or the whole
-    response if it has none. The row's field ``field`` holds the tests: a text, run after the
-    program, as in ``assert f(2) == 4``; or a list, of such texts or of ``{"input": ..., "output":
-    ...}``, standard input and what has to be printed, blanks at line ends aside.
+    The program is the last fenced code block that is marked as Python; without one, the last that
+    is not marked; or the whole response if it has none. The row's field ``field`` holds the tests:
+    a text, run after the program, as in ``assert f(2) == 4``; or a list, of such texts or of
+    ``{"input": ..., "output": ...}``, standard input and what has to be printed, blanks at line
+    ends aside.
 
     What is expected stays out of the program's reach: of ``assert f(2) == 4`` it is only asked for
     ``f(2)``, a plain value or one of a class that derives from one. So leaving early, printing
@@ -126,8 +127,12 @@ def _gaps(found: SandboxProtection) -> Iterator[str]:
 
 
 def last_block(text: str) -> str:
-    """Return the last fenced block of Python, or of nothing said; the text itself without one."""
-    found = [match for match in _BLOCK.finditer(text) if match[2].lower() in _PYTHON]
+    """Return the last fenced block that says it is Python.
+
+    Without one, the last that says nothing, which may be what a program prints; else the text.
+    """
+    blocks = [match for match in _BLOCK.finditer(text) if match[2].lower() in _PYTHON]
+    found = [match for match in blocks if match[2]] or blocks
     if not found:
         return text
     depth = len(found[-1][1] or "")  # of the fence, as of one that stands in a list
