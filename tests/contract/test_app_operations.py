@@ -1,6 +1,5 @@
 """What is asked of a run goes to its own API or to its Redis, and nowhere else."""
 
-import contextlib
 import http.server
 import threading
 from collections.abc import Iterator
@@ -20,50 +19,31 @@ from cosmos_core.messages import StopRequested
 from cosmos_core.rundir import RunDirectory
 
 
-class Other(http.server.BaseHTTPRequestHandler):
-    """Somebody else's server: notes what it is asked for, and answers by an error."""
+class Proxy(http.server.BaseHTTPRequestHandler):
+    """Notes what it is asked for, and cannot reach anybody."""
 
     asked: list[str]
-    answer: int
 
     def do_POST(self) -> None:
         self.asked.append(self.path)
-        self.send_error(self.answer)
+        self.send_error(502)
 
     def log_message(self, format: str, *args: Any) -> None:
         del format, args
 
 
-@contextlib.contextmanager
-def other_server(answer: int) -> Iterator[int]:
-    """Yield the port of one."""
-    Other.asked, Other.answer = [], answer
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as serving:
-        threading.Thread(target=serving.serve_forever, daemon=True).start()
-        yield serving.server_port
-        serving.shutdown()
-
-
 @pytest.fixture
 def asked_of_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Have the environment name a proxy, which reaches nobody; return what that is asked for."""
-    with other_server(502) as port:
+    """Have the environment name a proxy; return what that is asked for."""
+    Proxy.asked = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+            monkeypatch.setenv(name, f"http://127.0.0.1:{serving.server_port}")
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        yield Other.asked
-
-
-async def assert_stopped_over_redis(run_dir: Path, server: RedisServer, port: int) -> None:
-    """Ask a run to stop whose API was at a port; its Redis is to be told."""
-    with RunDirectory.create(run_dir, config_json="{}", now_s=0.0) as run:
-        url = f"http://127.0.0.1:{port}/?token=secret"
-        write_address_file(run, DashboardAddress(url=url, port=port, token="secret"))
-        write_address(run, server.url, str(port))
-    assert await stop_run(run_dir, wait_s=0.0) == 0
-    async with await Bus.connect(server.url, str(port)) as bus:
-        assert await bus.unheard() == [StopRequested(reason=STOP_REASON)]
+        yield Proxy.asked
+        serving.shutdown()
 
 
 async def test_no_proxy_of_the_environment_is_asked_to_stop_a_run(
@@ -71,13 +51,11 @@ async def test_no_proxy_of_the_environment_is_asked_to_stop_a_run(
 ) -> None:
     with listen_on("127.0.0.1", 0) as gone:
         port = gone.getsockname()[1]
-    await assert_stopped_over_redis(tmp_path / "run", server, port)
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        url = f"http://127.0.0.1:{port}/?token=secret"
+        write_address_file(run, DashboardAddress(url=url, port=port, token="secret"))
+        write_address(run, server.url, "run")
+    assert await stop_run(tmp_path / "run", wait_s=0.0) == 0
     assert asked_of_proxy == []
-
-
-async def test_a_run_is_stopped_though_another_s_server_is_at_its_port(
-    tmp_path: Path, server: RedisServer
-) -> None:
-    with other_server(401) as port:
-        await assert_stopped_over_redis(tmp_path / "run", server, port)
-    assert len(Other.asked) == 1
+    async with await Bus.connect(server.url, "run") as bus:
+        assert await bus.unheard() == [StopRequested(reason=STOP_REASON)]

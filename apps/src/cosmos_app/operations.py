@@ -9,7 +9,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +104,6 @@ def _post(run: RunDirectory, route: str, query: Mapping[str, Any]) -> bool:
             return True
     except urllib.error.HTTPError as error:
         with error:  # it holds the connection
-            if error.code == HTTPStatus.UNAUTHORIZED:
-                return False  # the port is another run's by now
             raise RunError(f"{base}api/{route} answers {error.code}: {error.reason}") from error
     except OSError:
         return False

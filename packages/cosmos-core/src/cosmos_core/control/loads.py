@@ -11,7 +11,8 @@ A version enters each machine once and is passed on inside. From machine to mach
 many chains as the policy can feed at full speed: one for as many of its ranks as a rollout has.
 Whoever is in a chain passes on what has come while the rest comes, so that the last has the version
 little later than the first (decision 0376). So it is with the first version of rollouts that start
-together; one that joins later is sent to who has the version whole.
+together. One that joins later is sent to its own machine, if somebody there has the version or will
+have it; else to one that has it and sends nothing, if there is one.
 """
 
 import itertools
