@@ -141,8 +141,9 @@ class Engine:
         reply({"tokens_while_staging": 15 if not load.done() else 0})
         times = await load
         reached = [one.num_tokens for one in running]
+        # some tokens of the version before may be on their way, many on a busy machine
         await asyncio.gather(
-            *(one.until(count + 15) for one, count in zip(running, reached, strict=True))
+            *(one.until(count + 60) for one, count in zip(running, reached, strict=True))
         )
         return {
             "version": times.version,
