@@ -6,12 +6,13 @@ one's own would train on something else without a word.
 
 import math
 from collections.abc import Hashable, Mapping, Sequence, Sized
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
+from cosmos_core import choices as known
 
 
 def check_same_shape(subject: str, tensors: Mapping[str, Tensor]) -> None:
@@ -84,9 +85,7 @@ def check_choice(field: str, value: str, choices: Any) -> None:
     Raises:
         AlgorithmConfigError: names the field and what there is.
     """
-    if value not in get_args(choices):
-        there = ", ".join(map(repr, get_args(choices)))
-        raise AlgorithmConfigError(f"{field} is {value!r}; it must be one of {there}")
+    known.check_choice(field, value, choices, error=AlgorithmConfigError)
 
 
 def check_coefficients(subject: str, numbers: Mapping[str, float]) -> None:

@@ -242,7 +242,8 @@ class LoadVersion(Message, frozen=True, kw_only=True, tag=True):
 
     The answer repeats the ``lineage``, by which one to an order from before a fall-back is known.
     ``holder`` names the rollout replica that serves there, or will; empty for a policy replica.
-    ``described_by`` are the endpoints of a policy replica then, which knows the tensors already.
+    ``described_by`` are the endpoints of a policy replica then, if this replica has loaded nothing:
+    that one knows the tensors already.
     """
 
     version: int

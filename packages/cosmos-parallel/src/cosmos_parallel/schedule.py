@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from cosmos_parallel.choices import check_choice
+from cosmos_core.choices import check_choice
 
 Shape = Literal["constant", "cosine", "linear", "wsd"]
 

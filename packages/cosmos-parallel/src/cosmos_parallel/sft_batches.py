@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cosmos_parallel.choices import check_choice
+from cosmos_core.choices import check_choice
 from cosmos_parallel.errors import PictureError, SftDataError
 from cosmos_parallel.example_mixture import ExampleMixture, epoch_order
 from cosmos_parallel.packing import plan_micro_batches

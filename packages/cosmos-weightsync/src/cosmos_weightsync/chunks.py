@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cosmos_weightsync.arenas import ALIGNMENT, Arena
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.byte_rows import byte_rows, flat_bytes
+from cosmos_weightsync.byte_rows import byte_rows
 from cosmos_weightsync.checksums import (
     combined_digest,
     tensor_checksum,
@@ -27,7 +27,6 @@ __all__ = [
     "Chunk",
     "HeldBoxes",
     "Message",
-    "flat_bytes",
     "message_parts",
     "message_rows",
     "pack",

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.byte_rows import flat_bytes
 from cosmos_weightsync.checksums import RunningChecksum, tensor_checksum
 from cosmos_weightsync.chunks import (
     HeldBoxes,
     Message,
-    flat_bytes,
     message_parts,
     message_rows,
     pack,

@@ -104,13 +104,13 @@ class WeightReceiver:
             connect_timeout_s=config.connect_timeout_s,
             device=self._wanted.device,
         )
-        listed = self._listed(endpoints, may_come_later=bool(config.serve_host))
+        serves = bool(config.serve_host)
+        listed = self._listed(endpoints, may_come_later=serves)
         self._shadow = shadow = Shadow()
         self._buckets = buckets = BucketPool(config.bucket_bytes)
         self._staged: StagedVersion | None = None
         self._version: int | None = None
         self._committed: StagedVersion | None = None
-        serves = bool(config.serve_host)
         self._server = serve_received(config, shadow, known, buckets) if serves else None
         self._attendance = self._attend() if listed is None else None
         self._fetcher = VersionFetcher(

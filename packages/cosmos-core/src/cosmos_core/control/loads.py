@@ -114,13 +114,15 @@ class LoadOrders:
             else:
                 holder = _for_newcomer(replica, before, holders, now)
         replica.loading_from = holder.name if holder else ""
-        policy = _policy_for(replica, number, serving)
+        described_by: tuple[str, ...] = ()
+        if holder and not replica.has_loaded:
+            described_by = _policy_for(replica, number, serving).endpoints
         return LoadVersion(
             version=replica.loading,
-            endpoints=(holder or policy).endpoints,
+            endpoints=(holder or _policy_for(replica, number, serving)).endpoints,
             lineage=len(self._state.line),
             holder=replica.loading_from,
-            described_by=policy.endpoints if holder else (),
+            described_by=described_by,
         )
 
     def _before(self, replica: ReplicaState, number: int, step: int) -> list[list[ReplicaState]]:

@@ -24,8 +24,8 @@ import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.byte_rows import lent_bytes
-from cosmos_weightsync.chunks import HeldBoxes, flat_bytes, piece_checksum
+from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
+from cosmos_weightsync.chunks import HeldBoxes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.encodings.changes import ChangeDecoder, ChangeEncoder, Dense, Sparse
 from cosmos_weightsync.errors import BaseVersionError, DigestError, ProtocolError

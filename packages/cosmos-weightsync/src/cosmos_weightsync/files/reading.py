@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.byte_rows import lent_bytes
-from cosmos_weightsync.chunks import flat_bytes
+from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
 from cosmos_weightsync.files.manifests import CHUNK_BYTES, StoredBox, read_checked
 from cosmos_weightsync.files.storage import Storage
 from cosmos_weightsync.layout import ITEM_BYTES

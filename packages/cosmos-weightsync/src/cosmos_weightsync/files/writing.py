@@ -7,8 +7,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from cosmos_weightsync.byte_rows import lent_bytes
-from cosmos_weightsync.chunks import HeldBoxes, flat_bytes
+from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
+from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.errors import StorageError
 from cosmos_weightsync.files.checkpoints import StoredTensor
 from cosmos_weightsync.files.headers import encode_header

@@ -3,17 +3,20 @@
 from typing import Any, get_args
 
 
-def check_choice(setting: str, value: str, choices: Any) -> None:
+def check_choice(
+    setting: str, value: str, choices: Any, *, error: type[ValueError] = ValueError
+) -> None:
     """Refuse a name that is none of a ``Literal``'s.
 
     Args:
         setting: which has it.
         value: the name.
         choices: the ``Literal``.
+        error: what is raised.
 
     Raises:
-        ValueError: names the setting and what there is.
+        ValueError: or ``error``; names the setting and what there is.
     """
     if value not in get_args(choices):
         there = ", ".join(map(repr, get_args(choices)))
-        raise ValueError(f"{setting} is {value!r}; it must be one of {there}")
+        raise error(f"{setting} is {value!r}; it must be one of {there}")
