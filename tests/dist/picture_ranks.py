@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from parallel_ranks import Layout, Place, full, run_ranks
 from transformers import AutoTokenizer
 
@@ -61,12 +62,16 @@ RUNS = {
         "fsdp-cp": (FOUR, ParallelConfig(cp=2), ["packed"]),
         "ddp": (TWO, ParallelConfig(dp_replicate=2), ["plain"]),
         "replicas": (Layout(num_replicas=2), ParallelConfig(), ["plain"]),
+        "pp": (TWO, ParallelConfig(pp=2), ["plain", "packed", "recomputed", "language"]),
+        "fsdp-pp": (FOUR, ParallelConfig(pp=2), ["plain"]),
+        "tp-pp": (FOUR, ParallelConfig(tp=2, pp=2), ["packed"]),
     },
     "videos": {
         "one": (ONE, ParallelConfig(), VIDEOS),
         "fsdp": (FOUR, ParallelConfig(), VIDEOS),
         "tp": (TWO, ParallelConfig(tp=2), ["videos"]),
         "cp": (TWO, ParallelConfig(cp=2), VIDEOS),
+        "pp": (TWO, ParallelConfig(pp=2), ["videos", "videos-packed"]),
     },
 }
 # of runs with pictures, where all are asked for
@@ -128,10 +133,16 @@ def train(directory: Path, learning: Learning, mesh: TrainingMesh, place: Place)
         batches = lay_out(mine, learning.batching, reader=data.reader)
         report = learner.step(batches, sft_loss, filler=empty_batch(data.reader))
         reports.append(dataclasses.asdict(report))
-    if learning.model.freeze and mesh.data_size > 1:
-        export_hf(model, directory / "exported", mesh, tokenizer_dir=directory / "model")
+    if learning.model.freeze and (mesh.data_size > 1 or mesh.config.pp > 1):
+        name = "exported" if mesh.config.pp == 1 else "exported-pp"
+        export_hf(model, directory / name, mesh, tokenizer_dir=directory / "model")
     weights = {name: full(value) for name, value in model.named_parameters()}
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
+    if mesh.config.pp > 1:  # rank 0 has those of its stage
+        of_stages: list = [None] * mesh.process.world_size
+        dist.all_gather_object(of_stages, (weights, trained))
+        weights = {name: value for part, _ in of_stages for name, value in part.items()}
+        trained = [name for _, part in of_stages for name in part]
     return {"reports": reports, "weights": weights, "trained": trained}
 
 

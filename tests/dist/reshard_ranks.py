@@ -1,8 +1,8 @@
 """Saves a model on four FSDP ranks and resumes it under other axes.
 
 python reshard_ranks.py DIRECTORY KIND LAYOUT...; writes the losses of the steps after the save.
-The kind is "native", of torchtitan, "sight", the same with a part that is carried along, or "lora",
-with adapters, which transformers computes.
+The kind is "native", of torchtitan, "sight", the same with a part that is carried along, "generic",
+of transformers, or "lora", the same with adapters.
 """
 
 import dataclasses
@@ -39,6 +39,7 @@ LAYOUTS = {
 KINDS = {
     "native": ModelConfig(implementation="native"),
     "sight": ModelConfig(implementation="native"),
+    "generic": ModelConfig(implementation="transformers"),
     "lora": ModelConfig(implementation="transformers", lora=LoraConfig(rank=4)),
 }
 MODELS = {"sight": "kimi"}

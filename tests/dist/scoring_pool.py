@@ -7,7 +7,7 @@ micro-batches of a rank, below 0, and the most, for each step.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,14 +199,14 @@ LOSSES: dict[str, Callable[[TrainingMesh, Callable[[str], Any]], Work]] = {
 }
 
 
-def train(name: str, directory: Path, mesh: TrainingMesh) -> list[list[float]]:
+def train(name: str, directory: Path, mesh: TrainingMesh, held: ModelConfig) -> list[list[float]]:
     """Train three steps under one loss; every rank of the case calls."""
 
     def load(which: str) -> Any:
-        return load_causal_lm(directory / which, mesh).requires_grad_(False)
+        return load_causal_lm(directory / which, mesh, held).requires_grad_(False)
 
     work = LOSSES[name](mesh, load)
-    held = ModelConfig(value_head=name == "reward-model")
+    held = replace(held, value_head=name == "reward-model")
     model = load_causal_lm(directory / "model", mesh, held)
     config = LearnerConfig(optimizer=AdamWConfig(lr=1e-3, weight_decay=0.01), max_grad_norm=0.5)
     learner = Learner(model, config, mesh=mesh)
@@ -236,7 +236,8 @@ def sums(report: Any) -> list[float]:
 def take(case: dict, directory: Path, process: ProcessContext) -> dict[str, list[list[float]]]:
     """Train under every loss of a case."""
     mesh = build_mesh(ParallelConfig(**case["degrees"]), process)
-    return {name: train(name, directory, mesh) for name in case["losses"]}
+    held = ModelConfig(implementation=case.get("implementation", "auto"))
+    return {name: train(name, directory, mesh, held) for name in case["losses"]}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Critics under pipelines and other axes: the steps of one process, and checkpoints across them.
 
-CI runs four layouts; ``--parallel-axes all`` runs all.
+CI runs five layouts; ``--parallel-axes all`` runs all.
 """
 
 import json
@@ -24,8 +24,10 @@ LAYOUTS = STAGED | {
     "generic-tp2": (2, {"tp": 2}),
     "generic-cp2": (2, {"cp": 2}),
     "generic-tp2-cp2": (4, {"tp": 2, "cp": 2}),
+    "generic-pp2": (2, {"pp": 2}),
 }
-IN_CI = (*STAGED_IN_CI, "generic-tp2-cp2")  # the last with models of transformers
+# the last two with models of transformers
+IN_CI = (*STAGED_IN_CI, "generic-tp2-cp2", "generic-pp2")
 KEPT = ("clipped", "moving-reference")  # critics that checkpoints are written of
 NATIVE = {"implementation": "native"}  # whose names checkpoints have
 

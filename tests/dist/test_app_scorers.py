@@ -2,7 +2,7 @@
 
 Their steps are those of one process.
 
-CI runs three layouts; ``--parallel-axes all`` runs all.
+CI runs four layouts; ``--parallel-axes all`` runs all.
 """
 
 import json
@@ -32,9 +32,13 @@ LOSSES = (
 )
 
 
+LAYOUTS = STAGED | {"generic-pp2": STAGED["pp2"]}  # of transformers' models
+IN_CI = (*STAGED_IN_CI, "generic-pp2")
+
+
 def pytest_generate_tests(metafunc):
     if "layout" in metafunc.fixturenames:
-        metafunc.parametrize("layout", selected(metafunc.config, STAGED, STAGED_IN_CI))
+        metafunc.parametrize("layout", selected(metafunc.config, LAYOUTS, IN_CI))
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +48,12 @@ def results(tmp_path_factory, request) -> dict:
         sizes = LARGER if name == "teacher" else SIZES
         write_random(transformers.Qwen3Config(**sizes), directory / name, seed=number)
     cases = [{"name": "whole", "num_ranks": 1, "degrees": {}, "losses": LOSSES}]
-    for name in selected(request.config, STAGED, STAGED_IN_CI):
-        num_ranks, degrees = STAGED[name]
-        cases.append({"name": name, "num_ranks": num_ranks, "degrees": degrees, "losses": LOSSES})
+    for name in selected(request.config, LAYOUTS, IN_CI):
+        num_ranks, degrees = LAYOUTS[name]
+        case = {"name": name, "num_ranks": num_ranks, "degrees": degrees, "losses": LOSSES}
+        if name.startswith("generic"):
+            case["implementation"] = "transformers"
+        cases.append(case)
     lines = "\n".join(json.dumps(case) for case in cases)
     run_tree(POOL, directory, deadline_s=800, given=lines)
     return {

@@ -344,6 +344,12 @@ MET = {"qwen-3", "qwen-3-moe"}
 DATA_ONLY = {"fsdp4", "ddp2", "hsdp2x2"}
 WITHOUT_EP = {name for name, (_, degrees) in LAYOUTS.items() if "ep" not in degrees}
 GENERIC = DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2", "cp2", "fsdp2-cp2", "tp2-cp2"}
+# of transformers' own models, cut into stages
+STAGED = {
+    name
+    for name, (_, degrees) in LAYOUTS.items()
+    if "pp" in degrees and not {"cp", "ep"} & degrees.keys()
+}
 ALLOWED = {
     "qwen-3-tied": {name for name in WITHOUT_EP if "pp" not in LAYOUTS[name][1]},
     "qwen-3-short": set(),
@@ -355,7 +361,7 @@ ALLOWED = {
     **dict.fromkeys(BY_BOTH, frozenset({"tp2", "cp2"})),
     **dict.fromkeys(BY_TENSOR, frozenset({"tp2"})),
     **dict.fromkeys(BY_CONTEXT, frozenset({"cp2"})),
-    **dict.fromkeys(("mixtral", "glm4_moe", "glm4_moe_lite"), GENERIC),
+    **dict.fromkeys(("mixtral", "glm4_moe", "glm4_moe_lite"), GENERIC | STAGED),
     **dict.fromkeys(
         (
             "deepseek-2",
@@ -368,7 +374,8 @@ ALLOWED = {
         ),
         frozenset({"tp2", "fsdp2-tp2"}),
     ),
-    **dict.fromkeys(("qwen-2.5-vl", "mistral", "gemma", "gemma-3", "phi", "phi-3"), GENERIC),
+    **dict.fromkeys(("gemma", "gemma-3"), GENERIC),
+    **dict.fromkeys(("qwen-2.5-vl", "mistral", "phi", "phi-3"), GENERIC | STAGED),
 }
 # what CI runs: every axis, every family, and combinations that meet in few places
 IN_CI = {
@@ -376,6 +383,8 @@ IN_CI = {
     ("llama-3", "tp2"),
     ("qwen-2.5", "pp2"),
     ("qwen-2.5-vl", "tp2-cp2"),
+    ("qwen-2.5-vl", "pp4"),
+    ("qwen-2.5-vl", "fsdp2-tp2-pp2"),
     ("qwen-3", "pp2-zero-bubble"),
     ("qwen-3", "tp2-cp2-interleaved"),
     ("qwen-3-tied", "cp2"),
@@ -388,12 +397,15 @@ IN_CI = {
     ("qwen-3.5", "tp2-cp2-interleaved"),
     ("qwen-3.5-moe", "fsdp2-cp2-ep2"),
     ("mistral", "tp2-cp2"),
+    ("mistral", "pp2-zero-bubble"),
+    ("phi", "pp2-interleaved"),
     ("gemma-3", "tp2-cp2"),
     ("phi-3", "tp2"),
     ("apertus", "tp2"),
     ("gemma2", "cp2"),
     ("mixtral", "tp2-cp2"),
     ("glm4_moe_lite", "fsdp2-tp2"),
+    ("glm4_moe", "fsdp2-pp2"),
     ("llama-4", "fsdp2-tp2"),
     ("longcat", "tp2"),
     ("inkling", "tp2"),
@@ -419,6 +431,23 @@ EXTRA = {
     "generic-states-fsdp2-tp2": {
         "model": "qwen-3.5",
         "degrees": {"tp": 2, "dp_shard": 2},
+        "implementation": "transformers",
+    },
+    "packed-generic-pp2": {
+        "model": "qwen-3",
+        "degrees": INTERLEAVED,
+        "packed": True,
+        "implementation": "transformers",
+    },
+    "recomputed-generic-pp2": {
+        "model": "llama-2",
+        "degrees": {"pp": 2},
+        "checkpointing": "full",
+        "implementation": "transformers",
+    },
+    "generic-experts-tp2-pp2": {
+        "model": "qwen-3-moe",
+        "degrees": {"pp": 2, "tp": 2},
         "implementation": "transformers",
     },
     "generic-cp2": {"model": "llama-3", "degrees": {"cp": 2}, "implementation": "transformers"},
@@ -495,6 +524,11 @@ EXTRA = {
     },
     "exported-pp2": {"model": "moonlight-moe", "degrees": {"pp": 2}, "export": "exported"},
     "exported-sight-pp2": {"model": "kimi-2.5", "degrees": {"pp": 2}, "export": "exported-sight"},
+    "exported-generic-pp2": {
+        "model": "glm4_moe",
+        "degrees": {"pp": 2},
+        "export": "exported-generic",
+    },
 }
 # tens of seconds of torch's compiler each
 LONG = {"compiled-native-tp2", "compiled-transformers-fsdp2", "compiled-transformers-tp2"}
@@ -528,7 +562,7 @@ def results(models, request) -> dict:
     chosen = [spec.params["case"] for spec in asked if spec and "case" in spec.params]
     further = {spec.params["name"] for spec in asked if spec and "name" in spec.params}
     if any("export" in item.name for item in here):
-        further |= {"exported-pp2", "exported-sight-pp2"}
+        further |= {"exported-pp2", "exported-sight-pp2", "exported-generic-pp2"}
     whole = {"degrees": {}, "num_ranks": 1, "implementation": "transformers"}
     used = {family for family, _ in chosen} | {EXTRA[name]["model"] for name in further}
     cases = [{"name": family, "model": family, **whole} for family in FAMILIES if family in used]
@@ -607,6 +641,24 @@ def test_an_export_from_stages_has_every_weight(models, results):
     ]
     _, loading = transformers.AutoModelForCausalLM.from_pretrained(
         models / "exported", output_loading_info=True
+    )
+    assert not any(loading.values())
+
+
+@pytest.mark.slow
+def test_an_export_from_stages_of_transformers_has_every_weight(models, results):
+    from safetensors.torch import load_file
+
+    assert "error" not in results["exported-generic-pp2"]
+    written = load_file(models / "exported-generic" / "model.safetensors")
+    original = load_file(models / "glm4_moe" / "model.safetensors")
+    assert {name: value.shape for name, value in written.items()} == {
+        name: value.shape for name, value in original.items()
+    }
+    kept = {name for name, value in original.items() if torch.equal(written[name], value)}
+    assert all("e_score_correction_bias" in name for name in kept)
+    _, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        models / "exported-generic", output_loading_info=True
     )
     assert not any(loading.values())
 

@@ -58,6 +58,9 @@ RUNS = (
     ("fsdp-cp", "packed"),
     ("ddp", "plain"),
     ("replicas", "plain"),
+    *(("pp", case) for case in ("plain", "packed", "recomputed", "language")),
+    ("fsdp-pp", "plain"),
+    ("tp-pp", "packed"),
 )
 FURTHER = (
     *(("tp", case) for case in ("packed", "recomputed")),
@@ -111,6 +114,8 @@ def test_ranks_with_and_without_pictures_take_the_steps_of_one(written, shown):
         *(("fsdp", case) for case in ("videos", "videos-packed", "videos-adapted")),
         *(("cp", case) for case in ("videos", "videos-packed", "videos-adapted")),
         ("tp", "videos"),
+        ("pp", "videos"),
+        ("pp", "videos-packed"),
     ],
 )
 def test_ranks_with_videos_pictures_text_or_nothing_take_the_steps_of_one(moving, run, case):
@@ -141,10 +146,11 @@ def test_layout_and_recomputation_change_no_step(written, case):
 
 
 @pytest.mark.slow
-def test_what_is_frozen_stays_and_the_rest_moves(written):
-    found = torch.load(written / "fsdp-language.pt")
+@pytest.mark.parametrize(("run", "directory"), [("fsdp", "exported"), ("pp", "exported-pp")])
+def test_what_is_frozen_stays_and_the_rest_moves(written, run, directory):
+    found = torch.load(written / f"{run}-language.pt")
     before = load_file(written / "model" / "model.safetensors")
-    exported = load_file(written / "exported" / "model.safetensors")
+    exported = load_file(written / directory / "model.safetensors")
     assert exported.keys() == before.keys()
     for name, value in before.items():
         assert torch.equal(exported[name], value) is name.startswith("visual."), name

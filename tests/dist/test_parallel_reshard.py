@@ -10,6 +10,7 @@ SCRIPT = Path(__file__).with_name("reshard_ranks.py")
 OTHERS = {
     "native": ["tp2", "fsdp2-tp2", "pp2"],
     "sight": ["tp2", "ep2-pp2"],
+    "generic": ["tp2", "pp2"],
     "lora": ["fsdp2-tp2"],
 }
 

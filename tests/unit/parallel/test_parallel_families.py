@@ -8,6 +8,7 @@ import transformers
 
 from cosmos_parallel import (
     LoraConfig,
+    LowPrecisionConfig,
     MeshError,
     ModelConfig,
     ParallelConfig,
@@ -83,14 +84,35 @@ def qwen35_mixture(**changes):
             2,
             "glm4_moe model: tp 2 does not divide its 9 features of an expert",
         ),
-        (transformers.MistralConfig(**DENSE), {"pp": 2}, 2, "pp 2 needs torchtitan's implement"),
-        # pictures are seen by transformers' own model, which is not cut into stages
+        (transformers.MistralConfig(**DENSE), {"pp": 2, "tp": 2}, 4, None),
+        (transformers.Qwen2_5_VLConfig(tie_word_embeddings=False), {"pp": 2}, 2, None),
+        (transformers.Qwen2_5_VLConfig(tie_word_embeddings=True), {"pp": 2}, 2, "model ties them"),
+        (transformers.MistralConfig(**DENSE), {"pp": 2, "cp": 2}, 4, "pp 2 with cp 2 needs torch"),
         (
-            transformers.Qwen2_5_VLConfig(),
+            transformers.GraniteConfig(**DENSE, embedding_multiplier=12.0),
             {"pp": 2},
             2,
-            "a qwen2_5_vl model of transformers can have dp_replicate, dp_shard, cp, tp",
+            "its embedding_multiplier 12.0 is put on what goes into its layers",
         ),
+        (
+            transformers.Qwen3VLConfig(
+                text_config=DENSE, vision_config={"deepstack_visual_indexes": [5, 11, 17]}
+            ),
+            {"pp": 3},
+            3,
+            "what it sees enters its first 3 layers, and the first of 3 stages would have 2",
+        ),
+        (
+            transformers.MistralConfig(
+                **DENSE, quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}
+            ),
+            {"pp": 2},
+            2,
+            "pp 2 does not divide weights of few bits",
+        ),
+        # layers that share keys and values, or several streams; pictures seen both ways
+        (transformers.Gemma4TextConfig(), {"pp": 2}, 2, "pp 2 needs torchtitan's implementation"),
+        (transformers.Gemma3Config(), {"pp": 2}, 2, "can have dp_replicate, dp_shard, cp, tp"),
         (qwen35(), {"tp": 2, "pp": 2}, 4, None),
         (qwen35(), {"cp": 2, "tp": 2}, 4, None),
         (qwen35_mixture(), {"cp": 2, "ep": 2, "pp": 2}, 4, None),
@@ -152,6 +174,7 @@ def test_torchtitan_computes_what_it_has(config, reason):
         ({"tp": 2}, "auto", "native"),
         ({"tp": 2}, "transformers", "transformers"),
         ({"pp": 2}, "auto", "native"),
+        ({"pp": 2}, "transformers", "transformers"),
     ],
 )
 def test_transformers_is_used_unless_an_axis_asks_for_more(degrees, wanted, chosen):
@@ -211,8 +234,8 @@ def test_a_model_that_sees_is_torchtitans_where_it_has_to_be(degrees, chosen):
 
 
 def test_what_is_asked_for_is_not_silently_exchanged():
-    with pytest.raises(MeshError, match=r"pp 2 needs torchtitan's .* transformers is asked for"):
-        choose_implementation(qwen3(), ParallelConfig(pp=2), "transformers")
+    with pytest.raises(MeshError, match=r"ep 2 needs torchtitan's .* transformers is asked for"):
+        choose_implementation(mixture(), ParallelConfig(ep=2), "transformers")
     with pytest.raises(MeshError, match=r"native needs torchtitan's .* activation gelu"):
         choose_implementation(qwen3(hidden_act="gelu"), ParallelConfig(), "native")
 
@@ -235,15 +258,19 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     assert by_type["qwen3_5"].native
     assert by_type["deepseek_v3"].families == "DeepSeek-V3, Moonlight-MoE"
     assert not by_type["qwen2_5_vl"].native
+    generic = ("dp_replicate", "dp_shard", "cp", "tp")
     seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
     for kind in (*seeing, "mistral", "gemma", "gemma3_text", "phi", "phi3"):
-        assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
+        assert by_type[kind].axes == (*generic, "pp")
     # they see, and count tokens of pictures as those of text
-    for kind in ("llava", "llava_next", "internvl", "mistral3", "aya_vision", "idefics3", "gemma3"):
-        assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
+    for kind in ("llava", "llava_next", "internvl", "mistral3", "aya_vision", "idefics3"):
+        assert by_type[kind].axes == (*generic, "pp")
     # it caps its scores; mixtures of experts
-    for kind in ("gemma2", "qwen2_moe", "mixtral", "glm4_moe", "olmoe", "deepseek_v2"):
-        assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
+    for kind in ("gemma2", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v2"):
+        assert by_type[kind].axes == (*generic, "pp")
+    # tokens of a picture see each other both ways; nothing said of a pipeline
+    for kind in ("gemma3", "olmoe"):
+        assert by_type[kind].axes == generic
     for kind in ("gpt2", "phimoe"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp")
     # experts that compute nothing, results that are added to in place, layers inside layers
@@ -289,15 +316,20 @@ def test_a_value_head_takes_no_axis_away(axis):
     check_trainable(qwen3(), ModelConfig(value_head=True), ParallelConfig(**{axis: 2}), 2)
 
 
-@pytest.mark.parametrize("axis", ["dp_shard", "tp", "cp"])
+@pytest.mark.parametrize("axis", ["dp_shard", "tp", "cp", "pp"])
 def test_transformers_models_have_a_value_head_under_their_axes(axis):
     parallel = ParallelConfig(**{axis: 2})
     mistral = transformers.MistralConfig(**DENSE)
     check_trainable(mistral, ModelConfig(value_head=True), parallel, 2)
-    check_trainable(qwen3(), ModelConfig(value_head=True, lora=LoraConfig()), parallel, 2)
+    if axis != "pp":
+        check_trainable(qwen3(), ModelConfig(value_head=True, lora=LoraConfig()), parallel, 2)
 
 
-def test_stages_of_a_model_with_a_value_head_are_torchtitans():
-    held = ModelConfig(value_head=True)
-    with pytest.raises(MeshError, match="pp 2 needs torchtitan's implementation"):
+@pytest.mark.parametrize(
+    "held",
+    [ModelConfig(lora=LoraConfig()), ModelConfig(low_precision=LowPrecisionConfig())],
+    ids=["adapters", "8 bits"],
+)
+def test_adapters_and_8_bits_are_not_divided_among_stages(held):
+    with pytest.raises(MeshError, match="pp 2: adapters and 8-bit products are not divided"):
         check_trainable(transformers.MistralConfig(**DENSE), held, ParallelConfig(pp=2), 2)

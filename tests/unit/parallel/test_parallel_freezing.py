@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from cosmos_parallel import (
@@ -112,11 +113,13 @@ def test_a_pattern_without_a_match_is_refused_with_names_near_it(directory, mesh
 
 def test_frozen_parts_are_those_of_transformers_names(directory):
     config, frozen = read_config(directory), ModelConfig(freeze=FREEZE)
-    tp, pp = ParallelConfig(tp=2), ParallelConfig(pp=2)
-    assert chosen_implementation(config, ModelConfig(), tp) == "native"
-    assert chosen_implementation(config, frozen, tp) == "transformers"
+    assert chosen_implementation(config, ModelConfig(), ParallelConfig(tp=2)) == "native"
+    for axis in ("tp", "pp"):
+        parallel = ParallelConfig(**{axis: 2})
+        assert chosen_implementation(config, frozen, parallel) == "transformers"
+    mixture = transformers.Qwen3MoeConfig()
     with pytest.raises(MeshError, match="frozen parts ask for it"):
-        check_trainable(config, frozen, pp, 2)
+        check_trainable(mixture, frozen, ParallelConfig(ep=2), 2)
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,8 @@ class _Export:
         else:
             from transformers.core_model_loading import revert_weight_conversion
 
-            renamed = revert_weight_conversion(self._model, tensors)
+            loaded: Any = self._model  # of transformers, or its stages, which are asked alike
+            renamed = revert_weight_conversion(loaded, tensors)
         split = split_torch_state_dict_into_shards(renamed, max_shard_size=self._max_bytes)
         files: list[dict[str, int]] = []
         for index, names in enumerate(split.filename_to_tensors.values()):

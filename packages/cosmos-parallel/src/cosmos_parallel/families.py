@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from cosmos_parallel.cutting import may_be_cut, uncuttable
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.mesh import ParallelConfig
 from cosmos_parallel.packed_attention import state_layers
@@ -153,16 +154,15 @@ def choose_implementation(
     """Return which implementation a model is loaded with.
 
     ``auto`` is that of transformers, unless an axis is asked for that only torchtitan's has. Under
-    ``tp`` and ``cp`` it is torchtitan's for a model that does not see: pictures need transformers'.
+    ``tp``, ``cp`` and ``pp`` it is torchtitan's for a model that does not see: pictures need
+    transformers'.
 
     Raises:
         MeshError: if torchtitan's is wanted or needed and does not compute this model.
     """
-    needing = [axis for axis in ("pp", "ep") if getattr(parallel, axis) > 1]
-    if parallel.tp > 1 or parallel.cp > 1:
-        needing += [axis for axis in ("tp", "cp") if getattr(parallel, axis) > 1]
-        refusal = native_refusal(config)
-        if wanted == "auto" and not sees(config) and refusal is None:
+    needing = [axis for axis in ("pp", "ep", "tp", "cp") if getattr(parallel, axis) > 1]
+    if needing:
+        if wanted == "auto" and not sees(config) and native_refusal(config) is None:
             return "native"
         needing = [axis for axis in needing if axis not in generic_axes(config)]
     if wanted == "transformers" and needing:
@@ -196,7 +196,8 @@ def generic_axes(config: "PretrainedConfig") -> tuple[str, ...]:
 def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...]:
     """Read axes off what a config, or its class, says of its decoder.
 
-    ``tp`` needs a plan of the model's own in which every style is known here; ``cp`` rotary axes,
+    ``tp`` needs a plan of the model's own in which every style is known here; ``pp`` see
+    `cosmos_parallel.cutting`; ``cp`` rotary axes,
     or a decoder of text whose layers all attend, by any function: that it says which of its modules
     make a pipeline is a sign of it. It may be that of a model that sees and counts as text does.
     """
@@ -211,6 +212,8 @@ def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...
         axes.append("cp")
     if styles <= _TENSOR_STYLES and model_type not in _PLANS_NOT_SEEN:
         axes.append("tp")
+    if may_be_cut(settings, model_type, is_text=is_text and not has_sight):
+        axes.append("pp")
     return tuple(axes)
 
 
@@ -300,15 +303,18 @@ def check_layout(
     """
     resolved = parallel.resolve(world_size)
     chosen = choose_implementation(config, resolved, implementation)
-    problems = list(_problems(config.get_text_config(), resolved))
+    problems = list(_problems(config, resolved))
     if chosen == "native" and resolved.tp > 1:
         problems += _undivided_by_titan(config.get_text_config(), resolved.tp)
+    if chosen == "transformers" and resolved.pp > 1:
+        problems += uncuttable(config, resolved)
     if problems:
         raise MeshError(f"{config.model_type} model: {'; '.join(problems)}")
     return resolved
 
 
-def _problems(settings: Any, parallel: ParallelConfig) -> Iterator[str]:
+def _problems(config: "PretrainedConfig", parallel: ParallelConfig) -> Iterator[str]:
+    settings: Any = config.get_text_config()
     num_experts = _num_experts(settings)
     if parallel.ep > 1 and not num_experts:
         yield f"ep {parallel.ep} needs a mixture of experts, and this model has none"
@@ -320,7 +326,7 @@ def _problems(settings: Any, parallel: ParallelConfig) -> Iterator[str]:
             f"pp {parallel.pp} with schedule {parallel.pp_schedule} makes {parallel.num_stages} "
             f"stages, more than its {layers} layers"
         )
-    if parallel.pp > 1 and settings.tie_word_embeddings:
+    if parallel.pp > 1 and is_tied(config):
         yield (
             f"pp {parallel.pp} puts embedding and output head on different ranks, but this model "
             "ties them"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from cosmos_parallel.chance import tell_dropout, turn_dropout_off, turn_jitter_off
 from cosmos_parallel.compiling import compile_layers
 from cosmos_parallel.context import divide_context
 from cosmos_parallel.errors import MeshError, ModelNotFoundError
@@ -29,6 +30,7 @@ from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.rope_length import hold_length
 from cosmos_parallel.sharding import mixed_precision_error, shard_module
+from cosmos_parallel.staged import load_staged
 from cosmos_parallel.titan import prepare
 from cosmos_parallel.token_ids import guard_token_ids
 from cosmos_parallel.value_head import add_value_head, start_value_head
@@ -38,13 +40,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from cosmos_parallel.native.model import NativeCausalLM
+    from cosmos_parallel.staged import StagedCausalLM
 
-    CausalLM = PreTrainedModel | NativeCausalLM
+    CausalLM = PreTrainedModel | NativeCausalLM | StagedCausalLM
 
 DtypeName = Literal["float32", "bfloat16"]
-# what is left to chance in training, by the names of settings and of what modules keep of them
-_DROPOUT = ("dropout", "pdrop", "layerdrop", "drop_path")
-_JITTER = ("jitter_noise", "router_jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -170,6 +170,7 @@ def load_causal_lm(
         model: CausalLM = _load_native(path, hf_config, mesh, config)
     else:
         model = _load_generic(path, hf_config, mesh, config)
+        start_value_head(model)
     guard_token_ids(model)
     return model
 
@@ -194,7 +195,12 @@ def check_trainable(
             "its tokens see those behind them, and have no log-probabilities"
         )
     wanted = config.wanted_implementation
-    check_layout(hf_config, parallel, world_size, implementation=wanted)
+    resolved = check_layout(hf_config, parallel, world_size, implementation=wanted)
+    if resolved.pp > 1 and (config.lora or config.low_precision):
+        raise MeshError(
+            f"pp {resolved.pp}: adapters and 8-bit products are not divided among stages; use tp "
+            "and dp_shard"
+        )
 
 
 def chosen_implementation(
@@ -210,32 +216,31 @@ def chosen_implementation(
 
 def _load_generic(
     path: Path, hf_config: "PretrainedConfig", mesh: TrainingMesh, config: ModelConfig
-) -> "PreTrainedModel":
+) -> "PreTrainedModel | StagedCausalLM":
     divides_context = mesh.dims is not None and mesh.config.cp > 1
     wanted = "sdpa" if divides_context else config.attention
     attention = supported_attention(hf_config, wanted)
     dtype = getattr(torch, config.dtype)
     # weights of few bits are turned into others by transformers, whole
     by_parts = mesh.is_distributed and getattr(hf_config, "quantization_config", None) is None
-    dropout = _turn_dropout_off(hf_config)
     read = build_empty if by_parts else _read_model
-    model = read(path, hf_config, dtype, attention)
-    for (part, name), rate in dropout.items():
-        setattr(_part(model.config, part), name, rate)  # an export says what the original said
-    _prepare(model, mesh, config)
-    compute_dtype = getattr(torch, config.compute_dtype)
-    shard_module(
-        model,
-        mesh,
-        blocks=decoder_layers(model),
-        compute_dtype=compute_dtype if config.casts else None,
-    )
+    compute_dtype = getattr(torch, config.compute_dtype) if config.casts else None
+
+    def make() -> "PreTrainedModel":
+        dropout = turn_dropout_off(hf_config)
+        made = read(path, hf_config, dtype, attention)
+        tell_dropout(made.config, dropout)
+        _prepare(made, mesh, config)
+        return made
+
+    if mesh.config.pp > 1:
+        return load_staged(make, path, mesh, blocks=decoder_layers, compute_dtype=compute_dtype)
+    model = make()
+    shard_module(model, mesh, blocks=decoder_layers(model), compute_dtype=compute_dtype)
     if by_parts:
         fill_parts(model, path, mesh.process.device)
     if config.lora is not None:
         start_adapters(model, config.lora.seed)
-    if config.value_head:
-        start_value_head(model)
     return model
 
 
@@ -253,13 +258,14 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
     if config.value_head:
         add_value_head(model)
     model.train()
-    _turn_jitter_off(model)
+    turn_jitter_off(model)
     keep_idle_parts(model)
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if mesh.dims is not None and mesh.config.tp > 1:
         apply_tensor_plan(model, mesh.dims.get_mesh("tp"))
-    hold_length(model, config.context_length, is_divided=divides_context)
+    is_divided = divides_context or mesh.config.pp > 1
+    hold_length(model, config.context_length, is_divided=is_divided)
     if mesh.dims is not None and divides_context:
         divide_context(model, mesh.dims.get_mesh("cp").get_group())
     if config.compile != "none":
@@ -372,27 +378,3 @@ def _reads_ahead(config: "PretrainedConfig") -> bool:
 
     is_either = config.model_type in {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation"}
     return is_either and getattr(config, "is_decoder", True) is False
-
-
-def _turn_jitter_off(model: nn.Module) -> None:
-    """Have routers choose experts as they do when a model is served: by no chance."""
-    for module in model.modules():
-        if any(getattr(module, name, None) for name in _JITTER):
-            module.eval()
-
-
-def _turn_dropout_off(config: "PretrainedConfig") -> dict[tuple[str, str], float]:
-    """Return the rates that a config and its parts had, by part ("" for the whole) and name."""
-    rates = {
-        (part, name): value
-        for part in ("", *config.sub_configs)
-        for name, value in vars(_part(config, part)).items()
-        if isinstance(value, float) and any(each in name for each in _DROPOUT)
-    }
-    for part, name in rates:
-        setattr(_part(config, part), name, 0.0)
-    return rates
-
-
-def _part(config: "PretrainedConfig", name: str) -> "PretrainedConfig":
-    return (getattr(config, name, None) or config) if name else config

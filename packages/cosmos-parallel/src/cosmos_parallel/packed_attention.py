@@ -8,7 +8,8 @@ model hands them on to transformers' masks.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -218,18 +219,35 @@ def _packed_mask(
     return packed_rows(starts, mask_function)
 
 
+@contextmanager
+def noted_starts(positions: Tensor | None) -> Generator[None]:
+    """Have a part of a model that is called inside the block attend sample by sample.
+
+    Args:
+        positions: of the rows that it is called with, as `use_packed_attention`'s models take them.
+    """
+    _STARTS.set(_starts(positions))
+    try:
+        yield
+    finally:
+        _STARTS.set(None)
+
+
 def _note_starts(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Note where samples begin in the rows that a model is called with."""
-    positions: Tensor | None = kwargs.get("position_ids")
-    _STARTS.set(None)
-    if positions is None or kwargs.get("attention_mask") is not None:
-        return
+    masked = kwargs.get("attention_mask") is not None
+    _STARTS.set(None if masked else _starts(kwargs.get("position_ids")))
+
+
+def _starts(positions: Tensor | None) -> Tensor | None:
+    if positions is None:
+        return None
     if positions.ndim == 3:  # of text, time, height and width; without text, rows of one sample
         if len(positions) != 4:
-            return
+            return None
         positions = positions[0]
     starts = functional.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0))
-    _STARTS.set(starts if bool(starts.any()) else None)
+    return starts if bool(starts.any()) else None
 
 
 def _forget_starts(model: nn.Module, args: tuple[Any, ...], output: object) -> None:

@@ -26,7 +26,7 @@ def hold_length(model: "PreTrainedModel", length: int | None, *, is_divided: boo
         length: tokens of the longest sequence that the model is trained on and served with; 0 for
             what vLLM takes by itself: for LongRoPE the original length, else that of the config.
             ``None`` leaves it to each pass.
-        is_divided: whether a pass of this rank has a part of each sequence only.
+        is_divided: whether a pass of this rank has a part of each sequence only, or a longer one.
 
     Raises:
         MeshError: if a pass would have to say, and does not know.
@@ -37,8 +37,8 @@ def hold_length(model: "PreTrainedModel", length: int | None, *, is_divided: boo
             _Held(module, (length or _own_length(model)) - 1)
     elif turning and is_divided:
         raise MeshError(
-            f"cp: the rotary embedding of this {model.config.model_type} model goes by the length "
-            "of a sequence, of which each rank has a part: give context_length"
+            f"cp, pp: the rotary embedding of this {model.config.model_type} model goes by the "
+            "length of a sequence, which a rank does not see: give context_length"
         )
 
 

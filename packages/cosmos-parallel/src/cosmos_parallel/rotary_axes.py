@@ -133,7 +133,11 @@ def spread_text_positions(model: nn.Module) -> None:
 def _spread(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    positions: Tensor | None = kwargs.get("position_ids")
+    return args, kwargs | {"position_ids": spread(kwargs.get("position_ids"))}
+
+
+def spread(positions: Tensor | None) -> Tensor | None:
+    """Return positions as such a decoder takes them; those of text alone, [B, T], for all axes."""
     if positions is None or positions.ndim != 2:
-        return args, kwargs
-    return args, kwargs | {"position_ids": positions.expand(_NUM_AXES, -1, -1)}
+        return positions
+    return positions.expand(_NUM_AXES, -1, -1)

@@ -103,6 +103,15 @@ def sum_gradients(module: nn.Module) -> None:
             part.set_force_sum_reduction_for_comms(True)
 
 
+def keep_gathered(module: nn.Module) -> None:
+    """Have a pipeline stage be gathered once for all micro-batches; weight gradients come late."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_reshard_after_forward(False)
+
+
 def mixed_precision_error(compute_dtype: object, own: object) -> MeshError:
     """Say that computing in another type than the parameters' takes a process group."""
     return MeshError(

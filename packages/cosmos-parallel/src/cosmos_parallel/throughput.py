@@ -97,12 +97,15 @@ def model_cost(model: nn.Module, mesh: TrainingMesh | None = None) -> ModelCost:
     if not is_tied(config):
         embeddings = (part for part in model.modules() if isinstance(part, nn.Embedding))
         met -= sum(part.weight.numel() for part in embeddings if part.weight not in seeing)
+    per_patch, per_patch_pair = (0.0, 0.0) if sight is None else _sight_cost(sight, config)
     if mesh is not None:
-        stages = mesh.sum_(torch.tensor(met, dtype=torch.float64, device=mesh.process.device))
+        device = mesh.process.device
+        stages = mesh.sum_(torch.tensor(met, dtype=torch.float64, device=device))
         met = stages.item() / mesh.ranks_per_stage
+        seen = torch.tensor([per_patch, per_patch_pair], dtype=torch.float64, device=device)
+        per_patch, per_patch_pair = mesh.max_(seen).tolist()  # one stage has the part that sees
     layers = layer_configs(text)
     widths = sum(map(_heads_width, layers)) / len(layers)
-    per_patch, per_patch_pair = (0.0, 0.0) if sight is None else _sight_cost(sight, config)
     return ModelCost(
         per_token=6.0 * met,
         per_pair=12.0 * _first(text, ("num_hidden_layers", "n_layer"), 1) * widths,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 from torchtitan.models.common.decoder import Decoder
@@ -24,10 +24,11 @@ from cosmos_parallel.native.carried import carry
 from cosmos_parallel.native.families import decoder_config, names_of
 from cosmos_parallel.native.model import NativeCausalLM
 from cosmos_parallel.native.pipeline import PipelinedCausalLM
-from cosmos_parallel.native.stage import Stage, divide_layers, keep_only, stages_of_rank
+from cosmos_parallel.native.stage import Stage, keep_only
 from cosmos_parallel.native.weights import fill
 from cosmos_parallel.packed_attention import state_layers
-from cosmos_parallel.sharding import sum_gradients
+from cosmos_parallel.pipeline import divide_layers, stages_of_rank
+from cosmos_parallel.sharding import keep_gathered, sum_gradients
 from cosmos_parallel.value_head import ValueHeadElsewhere, make_value_head, start_value_head
 from cosmos_parallel.weight_files import WeightFiles
 
@@ -208,10 +209,7 @@ def _shard(stage: Stage, dims: "ParallelDims", compute_dtype: torch.dtype) -> No
     fully_shard(stage, mesh=mesh, mp_policy=policy)
     sum_gradients(stage)
     if dims.pp > 1:
-        for part in stage.modules():
-            if isinstance(part, FSDPModule):
-                # a stage is gathered once for all micro-batches; weight gradients may come late
-                part.set_reshard_after_forward(False)
+        keep_gathered(stage)
 
 
 def _start_buffers(model: NativeCausalLM, device: torch.device) -> None:

@@ -1,63 +1,18 @@
-"""Pipeline parallelism: all micro-batches of a step through stages on several ranks at once.
-
-A loss sees a whole model: it is called once to find out what it asks the model for, and again, on
-the rank of the last stage, when the hidden states are there. So is what scores by a frozen model.
-
-    rank 0   tokens ─► layers 0-1 ─┐   every rank calls loss(model, batch) and stops where it
-    rank 1          ┌──────────────┘   calls the model: the tokens are known
-                    └► layers 2-3 ─► hidden ─► loss(model, batch) again, model returns hidden
-"""
+"""Torchtitan's decoder, cut into pipeline stages."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from cosmos_parallel.errors import LossContractError, MeshError
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.native.model import NativeCausalLM
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.stage import Stage
 from cosmos_parallel.passes import LossFunction, LossResult, Pass, Scores
-from cosmos_parallel.sharding import reshard
-
-Answer = TypeVar("Answer")
-_Call = tuple[Tensor, Tensor]  # tokens and positions
-
-
-class _AskedError(Exception):
-    """Carries what a loss called the model with out of the loss."""
-
-    def __init__(self, tokens: Tensor, positions: Tensor) -> None:
-        super().__init__("the model was called")
-        self.call = (tokens, positions)
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    total: Tensor
-    weight: Tensor
-    metrics: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    num_passes: int
-    rows: int
-    columns: int
-
-
-class _AccumulatingStage(PipelineStage):
-    """A stage whose gradients are added to those of a schedule before."""
-
-    def _post_metadata_inference_cleanup(self) -> None:
-        """Give up gathered parameters only; torch drops gradients too, as of a run for shapes."""
-        reshard(self.submod)
+from cosmos_parallel.pipeline import Call, Pipeline, called_alone
 
 
 class PipelinedCausalLM(NativeCausalLM):
@@ -90,16 +45,18 @@ class PipelinedCausalLM(NativeCausalLM):
             multiple_of=mesh.config.cp * mesh.config.tp,
             hf_names=hf_names,
         )
-        self._mesh = mesh
-        self._indices = tuple(stages)
-        self._hidden_dtype = hidden_dtype
-        assert mesh.dims is not None
-        self._group: dist.ProcessGroup = mesh.dims.get_mesh("pp").get_group()
+        self._pipeline = Pipeline(
+            stages,
+            mesh,
+            width=config.get_text_config().hidden_size,
+            shares=self.multiple_of,
+            hidden_dtype=hidden_dtype,
+        )
 
     @property
     def least_passes(self) -> int:
         """How many passes fill the pipeline."""
-        return self._mesh.config.num_stages
+        return self._pipeline.least_passes
 
     def run_passes(
         self,
@@ -112,203 +69,32 @@ class PipelinedCausalLM(NativeCausalLM):
         Raises:
             LossContractError: if the loss does not call the model.
         """
-        calls = [self._asked(loss, each.batch) for each in passes]
-        if not calls:
-            return
-        results: dict[int, LossResult] = {}
-
-        def take(number: int, hidden: Tensor) -> Tensor:
-            index = min(number, len(passes) - 1)
-            results[index] = result = self._answered(loss, passes[index].batch, hidden)
-            counts = passes[index].counts and number < len(passes)
-            return result.total * (self._mesh.gradient_scale if counts else 0.0)
-
-        if torch.is_grad_enabled():
-            self._train(calls, take)
-        else:
-            self._look_ahead(calls, take)
-        for each, result in zip(passes, self._shared(results, len(passes)), strict=True):
-            on_result(each, result)
+        self._pipeline.run_passes(self, passes, loss, on_result)
 
     def score_passes(
         self, passes: Sequence[Pass[Any]], score: Callable[[nn.Module, Any], Scores]
     ) -> list[Scores]:
-        """Return the scores of all passes, without gradients; every rank of the replica calls.
+        """Return the scores of all passes; see ``Pipeline.score_passes``."""
+        return self._pipeline.score_passes(self, passes, score)
 
-        Ranks without the last stage get zeros of the same shapes, which take no memory. What FSDP2
-        has gathered of the stages is given up: other models run next.
+    def answering(self, answer: Callable[[Call], Tensor]) -> AbstractContextManager[None]:
+        """Inside the block, take hidden states from ``answer``."""
+        return self.running(lambda tokens, positions: answer(Call(tokens, positions)))
 
-        Raises:
-            LossContractError: if ``score`` does not call the model.
-        """
-        calls = [self._asked(score, each.batch) for each in passes]
-        if not calls:
-            return []
-        found: dict[int, Scores] = {}
-
-        def take(number: int, hidden: Tensor) -> None:
-            found[number] = self._answered(score, passes[number].batch, hidden)
-
-        with torch.no_grad():
-            self._look_ahead(calls, take)
-        reshard(self)
-        return self._outlined([found[number] for number in sorted(found)])
-
-    def _train(self, calls: Sequence[_Call], take: Callable[[int, Tensor], Tensor]) -> None:
-        """Run forward and backward passes, and some more to fill the rounds of a schedule."""
-        shape = self._shape_of(calls)
-        # schedules take no fewer passes than stages, and whole rounds
-        calls = [*calls, *[calls[-1]] * (shape.num_passes - len(calls))]
-        tokens = torch.cat([_padded(tokens, shape, 0) for tokens, _ in calls])
-        positions = torch.cat([_padded(positions, shape, 1) for _, positions in calls])
-        self._schedule(shape, lambda hidden, number: take(int(number), hidden)).step(
-            *([tokens] if self.stages[0].is_first else []),
-            positions=positions,
-            target=torch.arange(shape.num_passes) if self.stages[-1].is_last else None,
-            return_outputs=False,
-        )
-
-    def _look_ahead(self, calls: Sequence[_Call], take: Callable[[int, Tensor], object]) -> None:
-        """Run forward passes only, which the schedules of torch cannot all do."""
-        final = self._mesh.config.num_stages - 1
-        for number, (tokens, positions) in enumerate(calls):
-            hidden = tokens
-            for index, stage in zip(self._indices, self.stages, strict=True):
-                before, after = self._owner(index - 1), self._owner(index + 1)
-                if not stage.is_first and before != self._group.rank():
-                    between = self._between(*tokens.shape)
-                    hidden = torch.empty_like(between, device=tokens.device)
-                    dist.recv(hidden, group=self._group, group_src=before)
-                hidden = stage(hidden, positions)
-                if index == final:
-                    take(number, hidden)
-                elif after != self._group.rank():
-                    dist.send(hidden.contiguous(), group=self._group, group_dst=after)
-
-    def _owner(self, index: int) -> int:
-        """Return which rank of the pipeline has a stage."""
-        num_ranks, round_, place = self._group.size(), *divmod(index, self._group.size())
-        is_back = round_ == 1 and self._mesh.config.pp_schedule == "ZBVZeroBubble"
-        return num_ranks - 1 - place if is_back else place
+    def laid_out(self, calls: Sequence[Call], rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Return tokens and positions of all calls, each padded to so many rows and columns."""
+        tokens = [_padded(call.tokens, rows, columns, 0) for call in calls]
+        positions = [
+            _padded(call.positions, rows, columns, 1)
+            for call in calls
+            if call.positions is not None
+        ]
+        return torch.cat(tokens), torch.cat(positions)
 
     def _run_stages(self, tokens: Tensor, positions: Tensor) -> NoReturn:
-        raise MeshError(
-            "a model cut into pipeline stages runs only inside Learner.step and evaluate, which "
-            "give it all micro-batches at once; a loss may call it once per batch"
-        )
-
-    def _asked(self, function: Callable[[nn.Module, Any], object], batch: Any) -> _Call:
-        def ask(tokens: Tensor, positions: Tensor) -> NoReturn:
-            raise _AskedError(tokens, positions)
-
-        with self.running(ask):
-            try:
-                function(self, batch)
-            except _AskedError as asked:
-                return asked.call
-        raise LossContractError("the loss did not call the model, so there is nothing to train on")
-
-    def _answered(
-        self, function: Callable[[nn.Module, Any], Answer], batch: Any, hidden: Tensor
-    ) -> Answer:
-        def give(tokens: Tensor, positions: Tensor) -> Tensor:
-            return hidden[: tokens.shape[0], : tokens.shape[1]]
-
-        with self.running(give):
-            return function(self, batch)
-
-    def _shape_of(self, calls: Sequence[tuple[Tensor, Tensor]]) -> _Shape:
-        degrees = self._mesh.config
-        wanted = max(len(calls), degrees.num_stages)
-        return _Shape(
-            num_passes=-(-wanted // degrees.pp) * degrees.pp,
-            rows=max(tokens.shape[0] for tokens, _ in calls),
-            columns=max(tokens.shape[1] for tokens, _ in calls),
-        )
-
-    def _schedule(self, shape: _Shape, score: Callable[[Tensor, Tensor], Tensor]) -> Any:
-        kind: Any = get_schedule_class(self._mesh.config.pp_schedule)  # of one stage, or of several
-        stages = [self._pipeline_stage(index, shape) for index in self._indices]
-        is_multi = issubclass(kind, PipelineScheduleMulti)
-        return kind(
-            stages if is_multi else stages[0],
-            n_microbatches=shape.num_passes,
-            loss_fn=score,
-            scale_grads=False,
-        )
-
-    def _pipeline_stage(self, index: int, shape: _Shape) -> PipelineStage:
-        stage = self.stages[self._indices.index(index)]
-        between = self._between(shape.rows, shape.columns)
-        tokens = torch.empty(shape.rows, shape.columns, dtype=torch.int64, device="meta")
-        return _AccumulatingStage(
-            stage,
-            index,
-            self._mesh.config.num_stages,
-            self._mesh.process.device,
-            input_args=tokens if stage.is_first else between,
-            output_args=between.repeat(1, self.multiple_of, 1) if stage.is_last else between,
-            group=self._group,
-        )
-
-    def _between(self, rows: int, columns: int) -> Tensor:
-        """Return what goes from stage to stage, without memory."""
-        return torch.empty(
-            rows,
-            columns // self.multiple_of,
-            self.config.get_text_config().hidden_size,
-            dtype=self._hidden_dtype,
-            device="meta",
-            requires_grad=True,  # or no gradient is expected
-        )
-
-    def _shared(self, results: Mapping[int, LossResult], num_passes: int) -> list[LossResult]:
-        """Return the results of the last stage, on every rank of the pipeline."""
-        is_last = self.stages[-1].is_last
-        device = self._mesh.process.device
-        source = _rank_of_last_stage(self._mesh)
-        names: list[Any] = [sorted(results[0].metrics) if is_last else None]
-        dist.broadcast_object_list(names, group=self._group, group_src=source, device=device)
-        table = torch.empty(num_passes, 2 + len(names[0]), dtype=torch.float64, device=device)
-        if is_last:
-            for index in range(num_passes):
-                found = results[index]
-                values = [found.total, found.weight, *(found.metrics[name] for name in names[0])]
-                table[index] = torch.stack([value.detach().double() for value in values])
-        dist.broadcast(table, group=self._group, group_src=source)
-        return [
-            _Result(
-                row[0].clone().requires_grad_(torch.is_grad_enabled()),
-                row[1],
-                dict(zip(names[0], row[2:], strict=True)),
-            )
-            for row in table
-        ]
-
-    def _outlined(self, found: list[Scores]) -> list[Scores]:
-        """Return the scores of the last stage, and zeros in their place on other ranks."""
-        is_last, device = self.stages[-1].is_last, self._mesh.process.device
-        outlines: list[Any] = [
-            [{name: (tuple(value.shape), value.dtype) for name, value in s.items()} for s in found]
-        ]
-        source = _rank_of_last_stage(self._mesh)
-        dist.broadcast_object_list(outlines, group=self._group, group_src=source, device=device)
-        if is_last:
-            return found
-        return [
-            {
-                name: torch.zeros((), dtype=dtype, device=device).expand(shape)
-                for name, (shape, dtype) in outline.items()
-            }
-            for outline in outlines[0]
-        ]
+        raise called_alone()
 
 
-def _rank_of_last_stage(mesh: TrainingMesh) -> int:
-    degrees = mesh.config
-    return 0 if degrees.pp_schedule == "ZBVZeroBubble" else degrees.pp - 1
-
-
-def _padded(values: Tensor, shape: _Shape, value: int) -> Tensor:
-    missing = (0, shape.columns - values.shape[1], 0, shape.rows - values.shape[0])
+def _padded(values: Tensor, rows: int, columns: int, value: int) -> Tensor:
+    missing = (0, columns - values.shape[1], 0, rows - values.shape[0])
     return nn.functional.pad(values, missing, value=value)

@@ -46,13 +46,14 @@ class Stage(nn.Module):
         self._cp_group = cp_group
         self._tp_mesh = tp_mesh
 
-    def forward(self, entering: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, entering: Tensor, beside: Tensor) -> Tensor:
         """Run the layers.
 
         Args:
             entering: tokens, or what the stage before returned.
-            positions: ``[B, T]``, whole.
+            beside: positions ``[B, T]``, whole.
         """
+        positions = beside
         sight = Visibility.of(positions, self._cp_group)
         group = self._cp_group
         if group is not None:
@@ -69,13 +70,6 @@ class Stage(nn.Module):
         return hidden if group is None else gather_sequence(hidden, group)
 
 
-def divide_layers(num_layers: int, num_stages: int) -> list[range]:
-    """Return the layers of each stage: as even as can be, early stages the longer ones."""
-    short, longer = divmod(num_layers, num_stages)
-    starts = [stage * short + min(stage, longer) for stage in range(num_stages + 1)]
-    return [range(starts[stage], starts[stage + 1]) for stage in range(num_stages)]
-
-
 def keep_only(decoder: Decoder, layers: range, *, first: bool, last: bool) -> Decoder:
     """Drop from a decoder what is not in one stage, in place; names stay."""
     for name in list(decoder.layers):
@@ -87,18 +81,3 @@ def keep_only(decoder: Decoder, layers: range, *, first: bool, last: bool) -> De
         decoder.norm = None  # pyright: ignore[reportAttributeAccessIssue]
         decoder.lm_head = None  # pyright: ignore[reportAttributeAccessIssue]
     return decoder
-
-
-def stages_of_rank(rank: int, num_ranks: int, *, num_stages: int, returning: bool) -> list[int]:
-    """Return which stages a pipeline rank has.
-
-    Args:
-        rank: position along the pipeline.
-        num_ranks: pipeline ranks.
-        num_stages: one or two times ``num_ranks``.
-        returning: true where the second round goes back over the ranks (ZBV), so that the first
-            rank has the last stage; false where it starts at the first again.
-    """
-    if num_stages == num_ranks:
-        return [rank]
-    return [rank, num_stages - 1 - rank if returning else num_ranks + rank]

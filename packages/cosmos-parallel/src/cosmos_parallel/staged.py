@@ -1,0 +1,257 @@
+"""A model of transformers on the ranks of a pipeline, and how it is loaded."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cosmos_parallel.errors import MeshError
+from cosmos_parallel.generic_weights import fill_parts
+from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.packed_attention import runs_packed_rows
+from cosmos_parallel.passes import LossFunction, LossResult, Pass, Scores
+from cosmos_parallel.pipeline import Call, Pipeline, called_alone, divide_layers, stages_of_rank
+from cosmos_parallel.rotary_axes import RotaryAxes, has_rotary_axes
+from cosmos_parallel.sharding import keep_gathered, shard_module
+from cosmos_parallel.stage_part import StagePart
+from cosmos_parallel.value_head import VALUE_HEAD
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers.modeling_outputs import CausalLMOutput
+
+Body = Callable[[Call], Tensor]
+
+
+class StagedCausalLM(nn.Module):
+    """The stages that one pipeline rank has of a model; it cannot be called by itself.
+
+    Attributes:
+        config: the Hugging Face config.
+        stages: of this rank.
+        tells_samples_apart: whether rows may hold several samples.
+        runs_packed_rows: and at no more cost than by samples themselves.
+    """
+
+    def __init__(
+        self, stages: Mapping[int, StagePart], mesh: TrainingMesh, hidden_dtype: torch.dtype
+    ) -> None:
+        """Join what a rank has, under the names that a whole model has.
+
+        Args:
+            stages: by their index along the whole pipeline, in the order of the layers.
+            mesh: the ranks of the replica.
+            hidden_dtype: what goes between stages.
+        """
+        super().__init__()
+        self.stages = tuple(stages.values())  # a tuple, so that nothing is registered twice
+        models = [stage.model for stage in self.stages]
+        self.config: PretrainedConfig = models[0].config
+        # whose transformers asks as it gives the tensors of an export their files' names
+        self._weight_conversions = getattr(models[0], "_weight_conversions", None)
+        self.tells_samples_apart = self.runs_packed_rows = runs_packed_rows(models[0])
+        _join(self, models)
+        head = models[-1].get_output_embeddings() if self.stages[-1].is_last else None
+        # stands for a head that another rank has, where a loss only looks whether there is one
+        self._heads = (head or nn.Linear(1, 1, bias=False, device="meta"),)
+        self._axes = RotaryAxes(self.config) if has_rotary_axes(self.config) else None
+        self._body: Body = _refuse
+        self._pipeline = Pipeline(
+            stages,
+            mesh,
+            width=self.config.get_text_config().hidden_size,
+            shares=1,
+            hidden_dtype=hidden_dtype,
+        )
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the output head."""
+        return self._heads[0]
+
+    def get_input_embeddings(self) -> nn.Module | None:
+        """Return the embedding, if this rank has it."""
+        first = self.stages[0]
+        return first.model.get_input_embeddings() if first.is_first else None
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """Return the part that sees, on the rank of the first stage; elsewhere this module."""
+        first = self.stages[0]
+        return first.model.get_encoder(modality=modality) if first.is_first else self
+
+    def save_pretrained(self, directory: Path, *, state_dict: Mapping[str, Tensor]) -> None:
+        """Write what belongs to a model beside its weights, as transformers' own do."""
+        self.stages[0].model.save_pretrained(directory, state_dict=dict(state_dict))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        logits_to_keep: int | Tensor = 0,
+        use_cache: bool = False,
+        **pictures: Any,
+    ) -> "CausalLMOutput":
+        """Return what the whole model returns; rows are padded on the right if at all.
+
+        Args:
+            input_ids: ``[B, T]``.
+            position_ids: as the model takes them.
+            logits_to_keep: the last so many columns (0 for all), or the columns themselves.
+            use_cache: must be false.
+            pictures: as the model takes them.
+        """
+        assert not use_cache, "a model in training keeps no cache"
+        others = {name: value for name, value in pictures.items() if value is not None}
+        if position_ids is None and self._axes is not None and "image_grid_thw" in others:
+            # only the first stage has what would tell the others where pictures are
+            position_ids = self._axes.positions(
+                others["mm_token_type_ids"], pictures=[others["image_grid_thw"]]
+            )
+        call = Call(input_ids, position_ids, others)
+        hidden = self._body(call)
+        keeps_all = isinstance(logits_to_keep, int) and not logits_to_keep
+        keep = {} if keeps_all else {"logits_to_keep": logits_to_keep}
+        return self.stages[-1].outputs(call, hidden, keep)
+
+    @property
+    def least_passes(self) -> int:
+        """How many passes fill the pipeline."""
+        return self._pipeline.least_passes
+
+    def run_passes(
+        self,
+        passes: Sequence[Pass[Any]],
+        loss: LossFunction[Any],
+        on_result: Callable[[Pass[Any], LossResult], None],
+    ) -> None:
+        """Run all passes through the pipeline; see ``Pipeline.run_passes``."""
+        self._pipeline.run_passes(self, passes, loss, on_result)
+
+    def score_passes(
+        self, passes: Sequence[Pass[Any]], score: Callable[[nn.Module, Any], Scores]
+    ) -> list[Scores]:
+        """Return the scores of all passes; see ``Pipeline.score_passes``."""
+        return self._pipeline.score_passes(self, passes, score)
+
+    @contextmanager
+    def answering(self, answer: Body) -> Generator[None]:
+        """Inside the block, take hidden states from ``answer``."""
+        self._body = answer
+        try:
+            yield
+        finally:
+            self._body = _refuse
+
+    def laid_out(self, calls: Sequence[Call], rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Return tokens of all calls, padded, and their numbers; the stages know the rest."""
+        padded = [padded_call(call, rows, columns) for call in calls]
+        for stage in self.stages:
+            stage.calls = padded
+        return torch.cat([call.tokens for call in padded]), torch.arange(len(padded))
+
+
+def _refuse(call: Call) -> Tensor:
+    raise called_alone()
+
+
+def load_staged(
+    make: Callable[[], "PreTrainedModel"],
+    path: Path,
+    mesh: TrainingMesh,
+    *,
+    blocks: Callable[[nn.Module], Sequence[nn.Module]],
+    compute_dtype: torch.dtype | None,
+) -> StagedCausalLM:
+    """Load the stages of this rank; every rank calls.
+
+    Args:
+        make: returns the whole model on the meta device, ready to be cut.
+        path: directory in Hugging Face form.
+        mesh: the ranks of the replica.
+        blocks: of a model, what FSDP2 gathers at a time.
+        compute_dtype: see `shard_module`.
+
+    Raises:
+        MeshError: if the model cannot be cut.
+        ModelMismatchError: if the files do not hold what the config describes.
+    """
+    degrees = mesh.config
+    stages: dict[int, StagePart] = {}
+    mine = stages_of_rank(
+        mesh.process.rank // mesh.ranks_per_stage,
+        degrees.pp,
+        num_stages=degrees.num_stages,
+        returning=degrees.pp_schedule == "ZBVZeroBubble",
+    )
+    for index in sorted(mine):
+        model = make()
+        num_layers = int(model.config.get_text_config().num_hidden_layers)
+        stage = StagePart(model, divide_layers(num_layers, degrees.num_stages)[index], num_layers)
+        units = list(blocks(model))
+        head: nn.Module | None = model.get_output_embeddings()
+        if head is None:
+            raise MeshError(f"pp: {type(model).__name__} has no output head behind its layers")
+        if stage.is_last:
+            units.append(head)  # called when the stage has run
+        shard_module(stage, mesh, blocks=units, compute_dtype=compute_dtype)
+        keep_gathered(stage)
+        fill_parts(model, path, mesh.process.device)
+        stages[index] = stage
+    own = next(next(iter(stages.values())).parameters()).dtype
+    hidden_dtype = compute_dtype or own
+    for stage in stages.values():
+        width = int(stage.model.config.get_text_config().hidden_size)
+        stage.check_entry(width, torch.empty(0, dtype=hidden_dtype, device=mesh.process.device))
+    return StagedCausalLM(stages, mesh, hidden_dtype)
+
+
+def padded_call(call: Call, rows: int, columns: int) -> Call:
+    """Return a call with rows of one sample, and columns behind the last sample of each, added.
+
+    What is told of each token is 0 there.
+    """
+    shape = call.tokens.shape
+    more = (0, columns - shape[1], 0, rows - shape[0])
+    if not any(more):
+        return call
+    others = {
+        name: functional.pad(value, more)
+        if isinstance(value, Tensor) and value.shape == shape
+        else value
+        for name, value in call.others.items()
+    }
+    positions = call.positions
+    if positions is not None:
+        positions = _counted_on(positions, rows, columns)
+    return Call(functional.pad(call.tokens, more), positions, others)
+
+
+def _counted_on(positions: Tensor, rows: int, columns: int) -> Tensor:
+    """Return positions [..., rows, columns] in which the last sample of a row goes on."""
+    count = torch.arange(columns, dtype=positions.dtype, device=positions.device)
+    behind = positions[..., -1:] + 1 + count[: columns - positions.shape[-1]]
+    added = count.expand(*positions.shape[:-2], rows - positions.shape[-2], columns)
+    return torch.cat([torch.cat([positions, behind], dim=-1), added], dim=-2)
+
+
+class _Joined(nn.Module):
+    """Named children without a forward of their own."""
+
+
+def _join(target: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """Register below ``target`` what parts of one model have, each under its own name."""
+    for name in dict.fromkeys(name for part in parts for name, _ in part.named_children()):
+        found = [child for part in parts for own, child in part.named_children() if own == name]
+        held = [child for child in found if any(True for _ in child.parameters())]
+        if name == VALUE_HEAD:
+            target.add_module(name, (held or found)[0])
+        elif len(held) == 1:
+            target.add_module(name, held[0])
+        elif held:
+            joined = _Joined()
+            _join(joined, held)
+            target.add_module(name, joined)
