@@ -15,11 +15,12 @@ from seeing_in_order import FAMILIES as COUNTING
 from seeing_in_order import MARK, config_of, pictures_of, rows_of
 from tiny_models import tiny_config, write_random
 
-from cosmos_parallel import MeshError, supported_models
+from cosmos_parallel import MeshError, ParallelConfig, ProcessContext, supported_models
+from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.pipeline import Call, divide_layers
 from cosmos_parallel.rotary_axes import RotaryAxes
 from cosmos_parallel.stage_part import StagePart
-from cosmos_parallel.staged import padded_call
+from cosmos_parallel.staged import check_trained, padded_call
 
 KINDS = """
 afmoe apertus arcee aria_text axk1 axk2 cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3
@@ -165,3 +166,14 @@ def test_what_a_stage_would_miss_is_refused(change, message, tmp_path):
     number = 3 if change == "layers" else 2
     with pytest.raises(MeshError, match=message):
         StagePart(model, range(1, number), number).check_entry(32, torch.empty(0))
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_stage_with_nothing_to_train_is_refused(idle, tmp_path):
+    model = model_of(tiny_config("mistral"), tmp_path)
+    stages = {n: StagePart(copy.deepcopy(model), range(n, n + 1), 2) for n in (0, 1)}
+    mesh = TrainingMesh(ParallelConfig(pp=2), ProcessContext(), None)
+    check_trained(stages, mesh)
+    stages[idle].requires_grad_(False)
+    with pytest.raises(MeshError, match=f"all that stage {idle} of 2 has is frozen"):
+        check_trained(stages, mesh)

@@ -201,12 +201,26 @@ def load_staged(
         keep_gathered(stage)
         fill_parts(model, path, mesh.process.device)
         stages[index] = stage
+    check_trained(stages, mesh)
     own = next(next(iter(stages.values())).parameters()).dtype
     hidden_dtype = compute_dtype or own
     for stage in stages.values():
         width = int(stage.model.config.get_text_config().hidden_size)
         stage.check_entry(width, torch.empty(0, dtype=hidden_dtype, device=mesh.process.device))
     return StagedCausalLM(stages, mesh, hidden_dtype)
+
+
+def check_trained(stages: Mapping[int, StagePart], mesh: TrainingMesh) -> None:
+    """Refuse, on every rank, a stage with nothing to train: no gradient would come out of it."""
+    idle = torch.zeros(mesh.config.num_stages, dtype=torch.int64, device=mesh.process.device)
+    for index, stage in stages.items():
+        idle[index] = not any(parameter.requires_grad for parameter in stage.parameters())
+    found = mesh.max_(idle).nonzero()
+    if len(found):
+        raise MeshError(
+            f"pp: all that stage {int(found[0])} of {mesh.config.num_stages} has is frozen; freeze "
+            "less, or use fewer stages"
+        )
 
 
 def padded_call(call: Call, rows: int, columns: int) -> Call:
