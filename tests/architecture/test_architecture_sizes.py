@@ -4,6 +4,7 @@ import ast
 
 _MAX_MODULE_LINES = 400
 _MAX_FUNCTION_LINES = 60
+_MAX_RECIPE_LINES = 40  # of code: what a user writes who adds an algorithm
 
 # {path: reason} for a module, {"path::function": reason} for a function.
 EXCEPTIONS: dict[str, str] = {
@@ -43,3 +44,22 @@ def test_modules_and_functions_stay_within_their_caps(sources):
 
 def test_no_exception_has_outlived_its_reason(sources):
     assert not EXCEPTIONS.keys() - _too_long(sources).keys(), "delete these from EXCEPTIONS"
+
+
+def _lines_of_code(source) -> int:
+    """Count lines that are neither empty, nor a comment, nor of a docstring."""
+    words: set[int] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            words |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(source.text.splitlines(), start=1)
+    return sum(1 for n, line in lines if line.split("#")[0].strip() and n not in words)
+
+
+def test_an_algorithm_of_rl_is_a_file_of_forty_lines(sources):
+    recipes = [
+        each for each in sources if "/recipes/" in each.path and "policy_algorithm(" in each.text
+    ]
+    assert len(recipes) >= 15
+    found = {each.path: _lines_of_code(each) for each in recipes}
+    assert max(found.values()) <= _MAX_RECIPE_LINES, found
