@@ -20,7 +20,7 @@ from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.pipeline import Call, divide_layers
 from cosmos_parallel.rotary_axes import RotaryAxes
 from cosmos_parallel.stage_part import StagePart
-from cosmos_parallel.staged import check_trained, padded_call
+from cosmos_parallel.staged import check_trained, padded_call, told_beside
 
 KINDS = """
 afmoe apertus arcee aria_text axk1 axk2 cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3
@@ -177,3 +177,10 @@ def test_a_stage_with_nothing_to_train_is_refused(idle, tmp_path):
     stages[idle].requires_grad_(False)
     with pytest.raises(MeshError, match=f"all that stage {idle} of 2 has is frozen"):
         check_trained(stages, mesh)
+
+
+def test_what_later_stages_would_not_be_given_is_refused():
+    pixels = torch.ones(3)
+    assert told_beside({"pixel_values": pixels, "labels": None}) == {"pixel_values": pixels}
+    with pytest.raises(MeshError, match="input_ids, position_ids and pictures, not attention_mask"):
+        told_beside({"attention_mask": torch.ones(1, 3), "pixel_values": pixels})

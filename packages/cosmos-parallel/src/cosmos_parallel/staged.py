@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutput
 
 Body = Callable[[Call], Tensor]
+_OF_ALL_STAGES = frozenset({"attention_mask", "inputs_embeds", "labels", "past_key_values"})
 
 
 class StagedCausalLM(nn.Module):
@@ -103,9 +104,12 @@ class StagedCausalLM(nn.Module):
             logits_to_keep: the last so many columns (0 for all), or the columns themselves.
             use_cache: must be false.
             pictures: as the model takes them.
+
+        Raises:
+            MeshError: if there is a mask, or what else later stages would not be given.
         """
         assert not use_cache, "a model in training keeps no cache"
-        others = {name: value for name, value in pictures.items() if value is not None}
+        others = told_beside(pictures)
         if position_ids is None and self._axes is not None and "image_grid_thw" in others:
             # only the first stage has what would tell the others where pictures are
             position_ids = self._axes.positions(
@@ -152,6 +156,20 @@ class StagedCausalLM(nn.Module):
         for stage in self.stages:
             stage.calls = padded
         return torch.cat([call.tokens for call in padded]), torch.arange(len(padded))
+
+
+def told_beside(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a model's arguments that are given, all of which are for its first stage.
+
+    Raises:
+        MeshError: if one of them is for others too.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if wrong := sorted(_OF_ALL_STAGES & given.keys()):
+        raise MeshError(
+            f"pp: call the model with input_ids, position_ids and pictures, not {', '.join(wrong)}"
+        )
+    return given
 
 
 def _refuse(call: Call) -> Tensor:
