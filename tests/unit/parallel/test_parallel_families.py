@@ -333,3 +333,23 @@ def test_transformers_models_have_a_value_head_under_their_axes(axis):
 def test_adapters_and_8_bits_are_not_divided_among_stages(held):
     with pytest.raises(MeshError, match="pp 2: adapters and 8-bit products are not divided"):
         check_trainable(transformers.MistralConfig(**DENSE), held, ParallelConfig(pp=2), 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ModelConfig(activation_checkpointing="selective"),
+            "activation_checkpointing is 'selective'; it must be one of 'none', 'full'",
+        ),
+        (lambda: ModelConfig(dtype="float16"), "dtype is 'float16'"),
+        (lambda: ModelConfig(compile="eager"), "compile is 'eager'"),
+        (lambda: ModelConfig(attention="flex"), "attention is 'flex'"),
+        (lambda: ModelConfig(implementation="titan"), "implementation is 'titan'"),
+        (lambda: ParallelConfig(pp_schedule="GPipe"), "pp_schedule is 'GPipe'"),
+        (lambda: LowPrecisionConfig(recipe="blockwise"), "recipe is 'blockwise'"),
+    ],
+)
+def test_names_that_nobody_knows_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

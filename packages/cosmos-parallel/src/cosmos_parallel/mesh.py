@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 import torch.distributed as dist
 
+from cosmos_core.choices import check_choice
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.process import ProcessContext
 from cosmos_parallel.titan import parallel_dims
@@ -55,8 +56,9 @@ class ParallelConfig:
         """Refuse degrees that no number of ranks can have.
 
         Raises:
-            MeshError: if a degree is below 1 (``dp_shard`` may be -1).
+            MeshError: if a degree is below 1 (``dp_shard`` may be -1), or the schedule is unknown.
         """
+        check_choice("pp_schedule", self.pp_schedule, PipelineSchedule, error=MeshError)
         for axis in _AXES:
             degree = getattr(self, axis)
             if degree < 1 and not (axis == "dp_shard" and degree == FILL):

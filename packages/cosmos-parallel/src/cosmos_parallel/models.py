@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from cosmos_core.choices import check_choice
 from cosmos_parallel.chance import tell_dropout, turn_dropout_off, turn_jitter_off
 from cosmos_parallel.compiling import compile_layers
 from cosmos_parallel.context import divide_context
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     CausalLM = PreTrainedModel | NativeCausalLM | StagedCausalLM
 
 DtypeName = Literal["float32", "bfloat16"]
+Checkpointing = Literal["none", "full"]
+Compiler = Literal["none", "inductor", "aot_eager"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -77,18 +81,24 @@ class ModelConfig:
 
     dtype: DtypeName = "float32"
     compute_dtype: DtypeName = "float32"
-    activation_checkpointing: Literal["none", "full"] = "none"
+    activation_checkpointing: Checkpointing = "none"
     low_precision: LowPrecisionConfig | None = None
-    compile: Literal["none", "inductor", "aot_eager"] = "none"
+    compile: Compiler = "none"
     lora: LoraConfig | None = None
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Attention = "sdpa"
     implementation: Implementation = "auto"
     value_head: bool = False
     freeze: tuple[str, ...] = ()
     context_length: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a length below 0, and to have torchtitan's modules changed."""
+        """Refuse unknown names, a length below 0, and to have torchtitan's modules changed."""
+        check_choice("dtype", self.dtype, DtypeName)
+        check_choice("compute_dtype", self.compute_dtype, DtypeName)
+        check_choice("activation_checkpointing", self.activation_checkpointing, Checkpointing)
+        check_choice("compile", self.compile, Compiler)
+        check_choice("attention", self.attention, Attention)
+        check_choice("implementation", self.implementation, Implementation)
         if self.context_length is not None and self.context_length < 0:
             raise ValueError(f"context_length is {self.context_length}; it must be 0 or more")
         if self.implementation == "native" and self.changes:
