@@ -36,7 +36,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_parallel/checkpoint.py": {"wait": _STORAGE},
     "cosmos_parallel/export.py": {"write": _STORAGE, "_gathered": _GROUP},
     "cosmos_parallel/membership.py": {"close": "one heartbeat; the store has a timeout"},
-    "cosmos_parallel/native/pipeline.py": {"_look_ahead": _GROUP},
+    "cosmos_parallel/pipeline.py": {"_look_ahead": _GROUP},
     "cosmos_parallel/nccl_groups.py": {"finish": _DONE},
     "cosmos_parallel/replicas.py": {"receive": _GROUP, "_finish": _GROUP},
     "cosmos_parallel/storage.py": {"write_state": _STORAGE, "read_state": _STORAGE},
