@@ -115,7 +115,8 @@ class StagedCausalLM(nn.Module):
             position_ids = self._axes.positions(
                 others["mm_token_type_ids"], pictures=[others["image_grid_thw"]]
             )
-        call = Call(input_ids, position_ids, others)
+        # pictures of all passes are kept where they are looked at only
+        call = Call(input_ids, position_ids, others if self.stages[0].is_first else {})
         hidden = self._body(call)
         keeps_all = isinstance(logits_to_keep, int) and not logits_to_keep
         keep = {} if keeps_all else {"logits_to_keep": logits_to_keep}
@@ -133,13 +134,24 @@ class StagedCausalLM(nn.Module):
         on_result: Callable[[Pass[Any], LossResult], None],
     ) -> None:
         """Run all passes through the pipeline; see ``Pipeline.run_passes``."""
-        self._pipeline.run_passes(self, passes, loss, on_result)
+        with self._forgetting():
+            self._pipeline.run_passes(self, passes, loss, on_result)
 
     def score_passes(
         self, passes: Sequence[Pass[Any]], score: Callable[[nn.Module, Any], Scores]
     ) -> list[Scores]:
         """Return the scores of all passes; see ``Pipeline.score_passes``."""
-        return self._pipeline.score_passes(self, passes, score)
+        with self._forgetting():
+            return self._pipeline.score_passes(self, passes, score)
+
+    @contextmanager
+    def _forgetting(self) -> Generator[None]:
+        """Behind the block, hold on to no batch."""
+        try:
+            yield
+        finally:
+            for stage in self.stages:
+                stage.calls = ()
 
     @contextmanager
     def answering(self, answer: Body) -> Generator[None]:
