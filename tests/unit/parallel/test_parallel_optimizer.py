@@ -380,3 +380,18 @@ def test_moments_in_8_bits_of_sharded_bfloat16_weights_are_those_of_whole_ones()
         shutdown_distributed()
     for one, other in zip(found, trained(None), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Rprop"])
+def test_optimizers_that_take_whole_parameters_alone_are_refused_on_several_ranks(name):
+    process = init_distributed(0, 1, store=open_store("127.0.0.1", 0, hosting=True))
+    try:
+        mesh = build_mesh(ParallelConfig(), process)
+        model = shard_module(nn.Linear(8, 4), mesh, blocks=[])
+        config = LearnerConfig(optimizer=TorchOptimizerConfig(name=name))
+        with pytest.raises(
+            OptimizerError, match=f"torch's {name} .* ranks, as weight is: train on"
+        ):
+            Learner(model, config, mesh=mesh)
+    finally:
+        shutdown_distributed()
