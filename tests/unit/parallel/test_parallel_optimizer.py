@@ -114,6 +114,12 @@ def test_any_optimizer_of_torch_takes_its_own_steps(name, options):
         (lambda: TorchOptimizerConfig(name="Adagrad", options={"rho": 1}), "takes no rho; it tak"),
         (lambda: TorchOptimizerConfig(options={"betas": (0.9, 2.0)}), "Adam with .* beta"),
         (lambda: TorchOptimizerConfig(options={"betas": 0.9}), "Adam with .*'betas': 0.9"),
+        (lambda: TorchOptimizerConfig(options={"betas": (0.9,)}), "Adam with .*'betas': .0.9"),
+        (
+            lambda: TorchOptimizerConfig(options=dict.fromkeys(("fused", "foreach"), True)),
+            "Adam wi",
+        ),
+        (lambda: TorchOptimizerConfig(options={"differentiable": True}), "takes no differentiable"),
         (lambda: TorchOptimizerConfig(lr=-1.0), "Adam: lr is -1.0; it must be 0 or more"),
         (lambda: AdamW8bitConfig(block_size=0), "adamw_8bit: block_size is 0"),
         (lambda: AdamWConfig(lr=-1e-5), "adamw: lr is -1e-05"),

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from cosmos_core.choices import check_choice
 from cosmos_parallel.errors import PrecisionError
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"]
@@ -33,6 +34,14 @@ class LowPrecisionConfig:
     recipe: Recipe = "rowwise"
     leave: tuple[str, ...] = ("lm_head", "output", "lora_", "router")
     emulate: bool = False
+
+    def __post_init__(self) -> None:
+        """Look the recipe up.
+
+        Raises:
+            PrecisionError: if there is none of the name.
+        """
+        check_choice("low_precision: recipe", self.recipe, Recipe, error=PrecisionError)
 
 
 def use_low_precision(

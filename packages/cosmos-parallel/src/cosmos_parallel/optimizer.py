@@ -165,14 +165,15 @@ class TorchOptimizerConfig:
                 f"torch.optim has no {self.name!r} that takes gradients alone; it has "
                 f"{', '.join(sorted(known))}"
             )
-        taken = set(inspect.signature(known[self.name]).parameters) - {"params", "lr"}
+        ours = {"params", "lr", "differentiable"}  # of steps that nobody differentiates
+        taken = set(inspect.signature(known[self.name]).parameters) - ours
         if strange := sorted(set(self.options) - taken):
             raise OptimizerError(
                 f"{self.name} takes no {', '.join(strange)}; it takes {', '.join(sorted(taken))}"
             )
         try:
             self.build({"any": nn.Parameter(torch.zeros(1))})
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
             raise OptimizerError(f"{self.name} with {dict(self.options)}: {error}") from error
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
