@@ -10,10 +10,12 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -31,6 +33,7 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     ParallelConfig,
+    RetentionConfig,
     SftLoss,
     build_mesh,
     export_hf,
@@ -195,6 +198,56 @@ def unreachable(directory: Path) -> None:
     run_ranks(TWO, body)
 
 
+def unlike(directory: Path) -> None:
+    """Have the second of two ranks see another checkpoint than the first, a damaged one, and none.
+
+    Each looks at a folder of its own, as file systems of two machines may show them the same place.
+    """
+    place = directory / "unlike"
+
+    def body(at: Place) -> None:
+        learner = wide_learner(at)
+        whole = CheckpointStore(place, learner.mesh, retention=RetentionConfig(keep=3))
+        for step in (1, 2):
+            fill(learner, step)
+            whole.save(step, learner, str(step).encode())
+        seen = directory / f"unlike-seen-{at.rank}"
+        shutil.copytree(place, seen)
+        store = CheckpointStore(seen, learner.mesh)
+        said: list[str] = []
+        newest = seen / "step-00000002"
+
+        def say_of(find: Callable[[], int | None]) -> None:
+            try:
+                said.append(f"step {find()}")
+            except CheckpointError as error:
+                said.append(str(error).replace(str(directory), ""))
+
+        def load() -> None:
+            say_of(lambda: store.load(learner).step)
+            say_of(store.latest_of_all)
+
+        if at.rank == 1:
+            shutil.move(newest, directory / "away")
+        load()
+        if at.rank == 1:
+            shutil.move(directory / "away", newest)
+            (newest / "manifest.json").write_text("{")
+        load()
+        if at.rank == 1:
+            shutil.copy(place / newest.name / "manifest.json", newest)
+        load()
+        if at.rank == 0:
+            (newest / "manifest.json").write_text("{")
+        load()
+        found = {"said": said, "values": values(learner)}
+        (directory / f"unlike-{at.rank}.json").write_text(json.dumps(found))
+        store.close()
+        whole.close()
+
+    run_ranks(TWO, body)
+
+
 def export_to_full(directory: Path) -> None:
     """Have the disk of the first of two ranks, which writes an export, be full."""
     place = directory / "exported"
@@ -254,6 +307,7 @@ if __name__ == "__main__":
         killed(where, who, ranks)
     full(where)
     unreachable(where)
+    unlike(where)
     if len(sys.argv) > 2:
         fsspec.config.conf["s3"] = json.loads(sys.argv[2])
         build_model("qwen3", where, tied=True)

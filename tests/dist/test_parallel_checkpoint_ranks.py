@@ -68,6 +68,22 @@ def test_a_full_disk_of_one_rank_is_an_error_of_the_export_on_all(written, rank,
 
 
 @pytest.mark.slow
+def test_ranks_load_the_checkpoint_that_the_first_sees_or_none_does(written):
+    first, second = (json.loads((written / f"unlike-{rank}.json").read_text()) for rank in (0, 1))
+    other = "another rank could not use /unlike-seen-{}; see its log"
+    newest = "checkpoint /unlike-seen-{}/step-00000002 {}"
+    damaged = "is damaged: manifest.json: "
+    # loaded, and asked for: the second has none, a damaged one, a whole one; the first a damaged
+    assert first["said"][:6] == [other.format(0), "step 2"] * 2 + ["step 2"] * 2
+    assert second["said"][0] == newest.format(1, "does not exist")
+    assert second["said"][2].startswith(newest.format(1, damaged))
+    assert second["said"][1::2] == ["step 2"] * 3 + [other.format(1)]
+    assert (second["said"][4], second["said"][6]) == ("step 2", other.format(1))
+    assert all(said.startswith(newest.format(0, damaged)) for said in first["said"][6:])
+    assert first["values"] == second["values"] == [2.0]
+
+
+@pytest.mark.slow
 def test_whatever_one_rank_meets_is_an_error_of_the_save_on_all(written):
     said = [(written / f"unreachable-{rank}.txt").read_text() for rank in (0, 1)]
     assert "EOFError: nobody answers" in said[0]

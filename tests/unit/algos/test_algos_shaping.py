@@ -121,6 +121,21 @@ def test_branches_train_what_they_share_in_the_first_of_them():
     assert second.versions == branches[1].versions
 
 
+def test_what_an_earlier_branch_has_as_context_is_trained_in_the_one_that_said_it():
+    whole, said = branch([7, 1, 2, 3], "a"), branch([7, 1, 2], "a")
+    marks = np.array([False, False, False, True])
+    history = replace(whole, trainable=marks, logprobs=np.where(marks, np.float32(-1.0), 0.0))
+
+    trained = prefixes_trained_once([history, said, said, whole])
+
+    assert [t.trainable.astype(int).tolist() for t in trained] == [
+        [0, 0, 0, 1],
+        [0, 1, 1],
+        [0, 0, 0],
+        [0, 0, 0, 0],
+    ]
+
+
 def test_samples_that_saw_other_pictures_have_no_prefix_in_common():
     branches = [branch([7, 1, 2], "a"), branch([7, 1, 2], "a"), branch([7, 1, 2], "a")]
     seen = [replace(b, images=(p,)) for b, p in zip(branches, ("x", "y", "x"), strict=True)]

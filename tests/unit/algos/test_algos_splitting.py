@@ -2,7 +2,7 @@
 
 import pytest
 
-from cosmos_algos import split_batches, split_ranks
+from cosmos_algos import AlgorithmConfigError, Share, split_batches, split_ranks
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,16 @@ def test_batches_are_few_within_budget_and_hold_everything_once():
 )
 def test_ranks(lengths, num_ranks, expected):
     assert split_ranks(lengths, num_ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rank": -1, "num_ranks": 4}, "share: rank -1 of num_ranks 4; ranks count from 0"),
+        ({"rank": 1}, "share: rank 1 of num_ranks 1; .* is how many share the step"),
+        ({"max_tokens": 0}, "share: max_tokens 0 must be 1 or more"),
+    ],
+)
+def test_a_share_of_a_rank_that_is_none_is_refused(given, message):
+    with pytest.raises(AlgorithmConfigError, match=message):
+        Share(**{"max_tokens": 10, **given})

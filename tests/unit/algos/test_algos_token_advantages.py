@@ -96,6 +96,19 @@ def test_samples_of_one_row_do_not_see_each_other():
     torch.testing.assert_close(row.reshape(2, 4), apart)
 
 
+def test_the_value_after_a_row_is_not_given_to_a_sample_before_its_last():
+    # The first sample has ended; the row was cut short in the prompt of the second.
+    trainable = torch.tensor([[False, True, True, False, False]])
+    samples = Samples(trainable, torch.tensor([[0, 0, 0, 1, 1]]))
+    rewards, values = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]]), torch.zeros(1, 5)
+
+    found = generalised_advantages(
+        rewards, values, samples, GaeConfig(decay=1.0), bootstrap=torch.tensor([100.0])
+    )
+
+    assert found.tolist() == [[0.0, 1.0, 1.0, 0.0, 0.0]]
+
+
 @pytest.mark.parametrize("discount", [1.0, 0.5])
 def test_returns_to_go(discount):
     samples = Samples(torch.tensor([[True, False, True, True, False]]))

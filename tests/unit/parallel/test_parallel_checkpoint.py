@@ -277,6 +277,16 @@ def test_a_save_that_cannot_be_written_is_an_error_and_the_one_before_stays(tmp_
     store.close()
 
 
+def test_leftovers_that_cannot_be_removed_do_not_keep_a_run_from_saving(tmp_path, mesh):
+    store = CheckpointStore(tmp_path, mesh, retention=RetentionConfig(keep=1))
+    # as a directory is over NFS that has a file which somebody reads
+    kept = tmp_path / ".writing-removed-00000007"
+    kept.write_text("not a directory, so that it cannot be removed as one")
+    for step in (8, 9):
+        store.save(step, make_learner())
+    assert (store.steps(), kept.exists()) == ([9], True)
+
+
 def test_what_a_full_disk_took_of_a_save_is_given_back_and_the_next_save_is_whole(tmp_path, mesh):
     store = CheckpointStore(tmp_path, mesh)
     learner = make_learner()

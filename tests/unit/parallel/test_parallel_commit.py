@@ -1,5 +1,7 @@
 """A step is taken by all members or by none; each member is a thread here."""
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -113,3 +115,59 @@ def test_a_silent_member_is_given_up_before_the_sums(port, threads):
         return raised.value.missing
 
     assert list(threads.map(member, range(3))) == [("policy-1",), (), ("policy-1",)]
+
+
+def test_who_died_since_it_asked_to_take_part_is_not_connected_to(port, threads):
+    begun = time.monotonic()
+
+    def member(index: int) -> tuple[str, ...]:
+        with pytest.raises(ReplicaLostError, match="policy-2 did not come in time to connect") as e:
+            join(port, index, is_alive=lambda name: name != "policy-2", commit_s=0.2)
+        return e.value.missing
+
+    assert list(threads.map(member, range(2))) == [("policy-2",)] * 2
+    assert time.monotonic() - begun < 10  # and not the 20 s that a living one is waited for
+
+
+def test_who_comes_when_the_others_have_given_it_up_is_told_at_once(port, threads):
+    late = threading.Event()
+
+    def member(index: int) -> tuple[str, ...]:
+        if index == 2:
+            late.wait()
+        begun = time.monotonic()
+        with pytest.raises(ReplicaLostError, match="did not come in time to connect") as e:
+            join(port, index, is_alive=lambda name: name != "policy-2", commit_s=0.2)
+        late.set()
+        assert time.monotonic() - begun < 10
+        return e.value.missing
+
+    assert list(threads.map(member, range(3))) == [("policy-2",), ("policy-2",), ()]
+
+
+def test_ranks_that_do_not_watch_are_told_of_who_died_by_the_first(port, threads):
+    def member(rank: int) -> None:
+        with pytest.raises(ReplicaLostError, match="policy-1 did not come in time to connect"):
+            StoreReplicaGroup(
+                open_store("127.0.0.1", port, hosting=False, timeout_s=20),
+                ReplicaMembership(names=NAMES[:2], index=0, rank=rank, num_ranks=2),
+                timeout_s=20,
+                commit_timeout_s=0.2,
+                is_alive=lambda name: rank > 0 or name == "policy-0",
+            )
+
+    begun = time.monotonic()
+    list(threads.map(member, range(2)))
+    assert time.monotonic() - begun < 10
+
+
+def test_a_member_that_is_slow_to_come_is_waited_for(port, threads):
+    def member(index: int) -> float:
+        time.sleep(1.0 if index == 2 else 0.0)
+        group = join(port, index, is_alive=lambda name: True, commit_s=0.2)
+        tensor = torch.ones(1)
+        group.sum_([tensor])
+        group.commit()
+        return tensor.item()
+
+    assert list(threads.map(member, range(3))) == [3.0] * 3

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from cosmos_parallel import (
     AdapterError,
@@ -76,6 +76,31 @@ def test_an_embedding_with_an_adapter_is_the_one_that_was_trained(model_director
     export_lora(model, tmp_path / "adapter", mesh, base=base)
     merge_directories(base, tmp_path / "adapter", tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        expected = model(input_ids=tokens, use_cache=False).logits
+        found = merged(input_ids=tokens).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "targets", [("c_attn", "lm_head"), ("attn.c_proj", "lm_head"), ("all-linear",), ("lm_head",)]
+)
+def test_layers_stored_transposed_are_merged_beside_a_head_that_is_not(tmp_path, targets):
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "n_positions": 16}
+    ends = {"bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False}
+    base, mesh = tmp_path / "base", build_mesh(ParallelConfig())
+    GPT2LMHeadModel(GPT2Config(**sizes, **ends)).save_pretrained(base)
+    lora = LoraConfig(rank=4, alpha=6.0, targets=targets)
+    model = load_causal_lm(base, mesh, ModelConfig(lora=lora)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.3)
+    export_lora(model, tmp_path / "adapter", mesh, base=base)
+    merge_directories(base, tmp_path / "adapter", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     tokens = torch.arange(9)[None]
     with torch.no_grad():
         expected = model(input_ids=tokens, use_cache=False).logits

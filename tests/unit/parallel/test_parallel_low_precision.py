@@ -96,6 +96,11 @@ def test_a_device_without_8_bit_products_is_refused(recipe, message):
         use_low_precision(nn.Sequential(nn.Linear(64, 32)), LowPrecisionConfig(recipe=recipe), CPU)
 
 
+def test_a_recipe_of_scales_that_there_is_not_is_refused():
+    with pytest.raises(PrecisionError, match="recipe is 'fp8'; it must be one of 'tensorwise'"):
+        LowPrecisionConfig(recipe="fp8")  # type: ignore[arg-type]
+
+
 def test_a_model_in_which_no_layer_would_change_is_refused():
     with pytest.raises(PrecisionError, match="multiples of 16"):
         use_low_precision(nn.Sequential(nn.Linear(8, 8)), LowPrecisionConfig(emulate=True), CPU)

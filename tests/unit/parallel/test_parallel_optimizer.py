@@ -114,6 +114,9 @@ def test_any_optimizer_of_torch_takes_its_own_steps(name, options):
         (lambda: TorchOptimizerConfig(name="Adagrad", options={"rho": 1}), "takes no rho; it tak"),
         (lambda: TorchOptimizerConfig(options={"betas": (0.9, 2.0)}), "Adam with .* beta"),
         (lambda: TorchOptimizerConfig(options={"betas": 0.9}), "Adam with .*'betas': 0.9"),
+        (lambda: TorchOptimizerConfig(options={"betas": (0.9,)}), "with .*'betas': .0.9"),
+        (lambda: TorchOptimizerConfig(options={"fused": True, "foreach": True}), "Adam with .*fo"),
+        (lambda: TorchOptimizerConfig(options={"differentiable": True}), "takes no differentiable"),
         (lambda: TorchOptimizerConfig(lr=-1.0), "Adam: lr is -1.0; it must be 0 or more"),
         (lambda: AdamW8bitConfig(block_size=0), "adamw_8bit: block_size is 0"),
         (lambda: AdamWConfig(lr=-1e-5), "adamw: lr is -1e-05"),
@@ -380,3 +383,14 @@ def test_moments_in_8_bits_of_sharded_bfloat16_weights_are_those_of_whole_ones()
         shutdown_distributed()
     for one, other in zip(found, trained(None), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Rprop"])
+def test_optimizers_that_take_whole_parameters_alone_are_refused_on_several_ranks(name):
+    process = init_distributed(0, 1, store=open_store("127.0.0.1", 0, hosting=True))
+    try:
+        model = shard_module(nn.Linear(8, 4), build_mesh(ParallelConfig(), process), blocks=[])
+        with pytest.raises(OptimizerError, match=f"{name} .* ranks, as weight is: train on"):
+            TorchOptimizerConfig(name=name).build(dict(model.named_parameters()))
+    finally:
+        shutdown_distributed()

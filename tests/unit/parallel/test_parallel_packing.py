@@ -2,6 +2,7 @@
 
 import copy
 import random
+import time
 
 import pytest
 import torch
@@ -84,6 +85,18 @@ def test_every_sample_once_within_the_budget_and_ranks_even(seed):
 def test_impossible_plans_are_refused(lengths, max_tokens, message):
     with pytest.raises(PackingError, match=message):
         plan_micro_batches(lengths, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(("shortest", "longest", "most"), [(20, 32, 400), (8, 32, 320), (1, 8, 70)])
+def test_many_long_samples_are_planned_at_once(shortest, longest, most):
+    generator = random.Random(0)
+    lengths = [generator.randint(shortest * 1000, longest * 1000) for _ in range(400)]
+    begun = time.process_time()
+    (parts,) = plan_micro_batches(lengths, max_tokens=32_768)
+    assert time.process_time() - begun < 2.0  # it was minutes
+    assert sorted(index for part in parts for index in part) == list(range(400))
+    assert all(len(part) == 1 or sum(lengths[i] for i in part) <= 32_768 for part in parts)
+    assert len(parts) <= most
 
 
 def test_rows_fall_apart_into_blocks_of_like_length():

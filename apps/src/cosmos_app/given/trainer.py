@@ -89,7 +89,7 @@ class GivenTrainer:
         self.step = 0
         self.problem = ""
         self._saved: int | None = None
-        if self._store.latest() is not None:
+        if self._store.latest_of_all() is not None:
             checkpoint = self._store.load(self.learner)
             self._check_position(checkpoint.extra, checkpoint.step, checkpoint.path)
             self.step = checkpoint.step + 1
@@ -161,7 +161,7 @@ class GivenTrainer:
                 this one.
         """
         if self.step - 1 != self._saved and self.step:
-            if self._store.latest() != self.step - 1:  # by who was first before
+            if self._store.latest_of_all() != self.step - 1:  # by who was first before
                 extra = self._position(self.step - 1)
                 self._store.start_save(self.step - 1, self.learner, extra, score=score)
             self._saved = self.step - 1

@@ -26,7 +26,7 @@ from cosmos_algos.aggregation import (
     imitation_weights,
     sample_weights,
 )
-from cosmos_algos.algorithm import Algorithm, Share, policy_algorithm
+from cosmos_algos.algorithm import Algorithm, policy_algorithm
 from cosmos_algos.batch import ScoreField, TokenBatch, batch_of_targets, collate, empty_batch
 from cosmos_algos.corrections import (
     CorrectionConfig,
@@ -120,7 +120,7 @@ from cosmos_algos.shaping import (
     overlong_penalties,
     without_truncated,
 )
-from cosmos_algos.splitting import split_batches, split_ranks
+from cosmos_algos.splitting import Share, split_batches, split_ranks
 from cosmos_algos.surrogate import (
     AipoClip,
     CispoClip,

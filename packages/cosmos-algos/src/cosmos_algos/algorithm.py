@@ -36,29 +36,10 @@ from cosmos_algos.scoring import (
     scores_and_likeliest,
     scores_and_values,
 )
-from cosmos_algos.splitting import split_batches, split_ranks
+from cosmos_algos.splitting import Share, split_batches, split_ranks
 from cosmos_algos.surrogate import GspoClip
 from cosmos_algos.values import CriticConfig, critic_objective, with_gae
 from cosmos_core.trajectory import Trajectory
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """Which part of a step a rank trains on, and in what portions.
-
-    Attributes:
-        max_tokens: padded tokens of a micro-batch.
-        rank: position among the ranks that share the step.
-        num_ranks: how many they are, over all replicas.
-        pad_id: token id of the padding.
-        vocab_size: token ids have to be below it; 0 where it is not known.
-    """
-
-    max_tokens: int
-    rank: int = 0
-    num_ranks: int = 1
-    pad_id: int = 0
-    vocab_size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,31 +20,40 @@ from cosmos_core.trajectory import Trajectory
 
 
 def shared_prefix_masks(
-    token_ids: Sequence[npt.NDArray[np.int32]], groups: Sequence[Hashable]
+    token_ids: Sequence[npt.NDArray[np.int32]],
+    groups: Sequence[Hashable],
+    trainable: Sequence[npt.NDArray[np.bool_]] | None = None,
 ) -> list[npt.NDArray[np.bool_]]:
     """Return, for each sample, where its tokens end a prefix that no earlier one of its group has.
 
-    m_it is true where y_i[:t+1] = y_j[:t+1] for no j < i of the group. And it with ``trainable``:
-    every distinct prefix is then trained once, in the first sample that has it. For samples
-    [1 2 3] and [1 2 4] of one group these are [T T T] and [F F T].
+    m_it is true where y_i[:t+1] = y_j[:t+1] for no j < i of the group that trains y_jt. And it with
+    ``trainable``: every distinct prefix is then trained once, in the first sample that trains it.
+    For samples [1 2 3] and [1 2 4] of one group these are [T T T] and [F F T].
 
     Args:
         token_ids: the samples.
         groups: the group of each.
+        trainable: which tokens each trains, where one may have as context what another said;
+            ``None`` where samples train all that they do not begin with alike.
     """
     check_lengths("shared prefixes", {"samples": token_ids, "group entries": groups})
-    earlier: dict[Hashable, list[npt.NDArray[np.int32]]] = {}
+    trained = [np.ones(len(ids), np.bool_) for ids in token_ids] if trainable is None else trainable
+    check_lengths("shared prefixes", {"samples": token_ids, "masks": trained})
+    earlier: dict[Hashable, list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]] = {}
     masks: list[npt.NDArray[np.bool_]] = []
-    for tokens, group in zip(token_ids, groups, strict=True):
+    for tokens, own, group in zip(token_ids, trained, groups, strict=True):
         others = earlier.setdefault(group, [])
-        shared = max((_common_length(tokens, other) for other in others), default=0)
-        masks.append(np.arange(len(tokens)) >= shared)
-        others.append(tokens)
+        mask = np.ones(len(tokens), np.bool_)
+        for other, marks in others:
+            shared = _common_length(tokens, other)
+            mask[:shared] &= ~marks[:shared]
+        masks.append(mask)
+        others.append((tokens, own))
     return masks
 
 
 def prefixes_trained_once(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return samples of which each trains what no earlier one of its group begins with too.
+    """Return samples of which each trains what no earlier one of its group does behind the same.
 
     What is left out has no log-probability any more; all else of a sample stays as it is, the
     versions that sampled it too. Samples that saw other pictures have nothing in common, since
@@ -53,6 +62,7 @@ def prefixes_trained_once(trajectories: Sequence[Trajectory]) -> list[Trajectory
     masks = shared_prefix_masks(
         [trajectory.token_ids for trajectory in trajectories],
         [(trajectory.group, trajectory.images) for trajectory in trajectories],
+        [trajectory.trainable for trajectory in trajectories],
     )
     return [_narrowed(each, mask) for each, mask in zip(trajectories, masks, strict=True)]
 

@@ -1,8 +1,42 @@
 """Which samples go to which rank and which micro-batch: deterministic, by length alone."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cosmos_algos.errors import AlgorithmConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Which part of a step a rank trains on, and in what portions.
+
+    Attributes:
+        max_tokens: padded tokens of a micro-batch.
+        rank: position among the ranks that share the step.
+        num_ranks: how many they are, over all replicas.
+        pad_id: token id of the padding.
+        vocab_size: token ids have to be below it; 0 where it is not known.
+    """
+
+    max_tokens: int
+    rank: int = 0
+    num_ranks: int = 1
+    pad_id: int = 0
+    vocab_size: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a rank that is none of those that share the step.
+
+        Raises:
+            AlgorithmConfigError: names what is out of range.
+        """
+        if self.max_tokens < 1:
+            raise AlgorithmConfigError(f"share: max_tokens {self.max_tokens} must be 1 or more")
+        if not 0 <= self.rank < self.num_ranks:
+            raise AlgorithmConfigError(
+                f"share: rank {self.rank} of num_ranks {self.num_ranks}; ranks count from 0, and "
+                "num_ranks is how many share the step"
+            )
 
 
 def split_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:

@@ -82,7 +82,8 @@ def generalised_advantages(
         values: V of the state that each token was drawn in.
         samples: the trained tokens and which belong together.
         config: γ and λ.
-        bootstrap: V of the state after the last sample of a row that was cut short; 0 by default.
+        bootstrap: V of the state after the last sample of a row that was cut short, which is that
+            of the largest number among its segments; 0 by default.
 
     Returns:
         Advantages, 0 where not trained.
@@ -125,7 +126,7 @@ class _Table:
         column: its place in the line.
         lengths: trained tokens of each line.
         row: row of the batch that the line's sample is in.
-        is_last_of_row: whether it is the last sample there.
+        is_last_of_row: whether it is the last sample there; that may have no line.
     """
 
     place: Bool[Tensor, "B T"]
@@ -147,7 +148,8 @@ class _Table:
         starts = lengths.cumsum(0) - lengths
         row = torch.div(numbers, size, rounding_mode="floor")
         is_last = torch.ones_like(row, dtype=torch.bool)
-        is_last[:-1] = row[1:] != row[:-1]
+        if samples.segments is not None and numbers.numel():
+            is_last = numbers % size == samples.segments.amax(-1)[row]
         column = torch.arange(len(sample), device=sample.device) - starts[sample]
         return _Table(place, sample, column, lengths, row, is_last)
 

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from cosmos_parallel.agreement import Agreement
 from cosmos_parallel.checkpoint_files import MANIFEST, FileSum, open_files, parse_manifest
 from cosmos_parallel.errors import (
     CheckpointError,
@@ -96,9 +95,9 @@ class CheckpointStore:
         self._before_it_appears = before_it_appears
         self._while_writing = while_writing
         self._is_writer = mesh.process.rank == 0
-        self._files = open_files(place, is_writer=self._is_writer)
-        self._group = _private_group() if mesh.is_distributed else None
-        self._agree(lambda: None)  # nobody looks before the writer has put things right
+        self._ranks = Agreement(place, mesh)
+        # nobody looks before the writer has put things right
+        self._files = self._ranks.on_all(lambda: open_files(place, is_writer=self._is_writer))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[str] | None = None
         self._sums: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
@@ -128,6 +127,14 @@ class CheckpointStore:
             CheckpointError: if a manifest is damaged.
         """
         return next(reversed(self.in_order()), None)
+
+    def latest_of_all(self) -> int | None:
+        """Return what rank 0 finds to be `latest`, on every rank; every rank calls.
+
+        Raises:
+            CheckpointError: on every rank, if a manifest is damaged.
+        """
+        return self._ranks.as_first(self.latest)
 
     def in_order(self) -> list[int]:
         """Return the steps of complete checkpoints in the order in which they were saved.
@@ -222,33 +229,27 @@ class CheckpointStore:
 
         Args:
             learner: of the same model; its weights, optimizer, schedule and RNG are replaced.
-            step: which checkpoint; the one saved last when ``None``.
+            step: which checkpoint, as rank 0 says; the one saved last when ``None``.
 
         Raises:
-            CheckpointError: if it is missing, damaged, or of another model. The learner may then
-                be partly restored and must not be used.
+            CheckpointError: on every rank, if it is missing, damaged, or of another model. The
+                learner may then be partly restored and must not be used.
         """
         self.wait()
-        step = self.latest() if step is None else step
+        step = self._ranks.as_first(lambda: self.latest() if step is None else step)
         if step is None:
             raise CheckpointError(f"there is no checkpoint in {self._place}")
-        path = self.path(step)
-        manifest = self._manifest(path)
-        self._agree(lambda: self._verify(path, manifest))
+        path, manifest, extra = self._ranks.on_all(lambda: self._verified(step))
+        state = self._ranks.on_all(lambda: self._state_to_fill(learner, path))
         try:
-            saved = self._files.reader(path).read_metadata().state_dict_metadata
-        except Exception as error:
-            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
-        state = state_to_fill(learner, self._mesh.process, saved, path)
-        try:
-            read_state(state, self._files.reader(path), self._group)
+            read_state(state, self._files.reader(path), self._ranks.group)
         except Exception as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
         self._sums.pop(learner.model, None)
         if saved := saved_sums(state):
             check_base(self._base_sums(learner), saved, path)
         restore(learner, self._mesh.process, state)
-        return Checkpoint(step=step, extra=self.extra(step), path=path, score=manifest.get("score"))
+        return Checkpoint(step=step, extra=extra, path=path, score=manifest.get("score"))
 
     def _base_sums(self, learner: Learner) -> dict[str, Tensor]:
         """Return the sums of what adapters are added to, taken once; every rank calls."""
@@ -273,18 +274,17 @@ class CheckpointStore:
             return self._write_whole(step, state, extra, score)
 
     def _write_whole(self, step: int, state: State, extra: bytes, score: float | None) -> str:
-        named: list[str] = []
+        writing = ""
         try:
             # all have named the place before the writer changes anything
-            self._agree(lambda: named.append(self._files.next_path(step)))
-            (writing,) = named
-            self._agree(lambda: self._files.prepare(writing) if self._is_writer else None)
-            write_state(state, self._files.writer(writing), self._group)
-            self._agree(lambda: self._write_sums(writing))
-            self._agree(lambda: self._finish(step, writing, extra, score))
+            writing = self._ranks.on_all(lambda: self._files.next_path(step))
+            self._ranks.on_all(lambda: self._files.prepare(writing) if self._is_writer else None)
+            write_state(state, self._files.writer(writing), self._ranks.group)
+            self._ranks.on_all(lambda: self._write_sums(writing))
+            self._ranks.on_all(lambda: self._finish(step, writing, extra, score))
         except Exception as error:
-            if self._is_writer and named:
-                self._files.abandon(named[0])
+            if self._is_writer and writing:
+                self._files.abandon(writing)
             if isinstance(error, CheckpointRefusedError):
                 raise
             raise CheckpointWriteError(
@@ -345,6 +345,20 @@ class CheckpointStore:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
         return parse_manifest(data, path, FORMAT)
 
+    def _verified(self, step: int) -> tuple[str, dict[str, Any], bytes]:
+        """Return where a checkpoint is, its manifest and the caller's bytes."""
+        path = self.path(step)
+        manifest = self._manifest(path)
+        self._verify(path, manifest)
+        return path, manifest, self.extra(step)
+
+    def _state_to_fill(self, learner: Learner, path: str) -> State:
+        try:
+            saved = self._files.reader(path).read_metadata().state_dict_metadata
+        except Exception as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+        return state_to_fill(learner, self._mesh.process, saved, path)
+
     def _verify(self, path: str, manifest: dict[str, Any]) -> None:
         process = self._mesh.process
         there = set(self._files.names(path))
@@ -360,24 +374,6 @@ class CheckpointStore:
             if found_crc != crc:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} has other content")
 
-    def _agree(self, action: Callable[[], None]) -> None:
-        """Do ``action`` on every rank; if it failed on one, fail on all."""
-        failure: Exception | None = None
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - clients of stores raise anything; others wait
-            failure = error
-        if self._group is not None:
-            failed = torch.tensor(int(failure is not None))
-            dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
-            if failed and failure is None:
-                raise CheckpointError(f"another rank could not use {self._place}; see its log")
-        if isinstance(failure, CheckpointError):
-            raise failure
-        if failure is not None:
-            what = "" if isinstance(failure, OSError) else f"{type(failure).__name__}: "
-            raise CheckpointError(f"checkpoints in {self._place}: {what}{failure}") from failure
-
 
 def _order(manifest: dict[str, Any]) -> int:
     """Return a save's number, 0 for those of earlier versions: these go by their steps."""
@@ -392,9 +388,3 @@ def _as_saved(manifests: dict[int, dict[str, Any]]) -> list[int]:
 def _scores(manifests: dict[int, dict[str, Any]]) -> dict[int, float]:
     scores = {step: manifest.get("score") for step, manifest in manifests.items()}
     return {step: score for step, score in scores.items() if score is not None}
-
-
-def _private_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group

@@ -120,9 +120,13 @@ class LocalFiles:
         return str(self._root / f".writing-{step:08d}")
 
     def prepare(self, writing: str) -> None:
-        """Make the directory to write in."""
+        """Make the directory to write in.
+
+        What is left of others is removed as far as that can be done now: over NFS a file that
+        somebody reads keeps its directory. It takes room, and the next save tries again.
+        """
         for stale in self._root.glob(".writing-*"):
-            shutil.rmtree(stale)
+            shutil.rmtree(stale, ignore_errors=stale != Path(writing))
         Path(writing).mkdir()
 
     def abandon(self, writing: str) -> None:
@@ -144,7 +148,7 @@ class LocalFiles:
         """Remove a complete checkpoint; one killed in mid-removal leaves no half of it."""
         doomed = self._root / f".writing-removed-{step:08d}"
         Path(self.path(step)).rename(doomed)
-        shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # else the next save removes it
 
     def write(self, directory: str, name: str, data: bytes) -> None:
         """Write a small file durably."""

@@ -94,6 +94,7 @@ def add_lora(model: nn.Module, config: LoraConfig, frozen: AbstractSet[str] = fr
         # the pattern is peft's own, for stacks of experts, and does match those
         warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys")
         warnings.filterwarnings("ignore", r"Model has `tie_word_embeddings=True`")  # see below
+        warnings.filterwarnings("ignore", r"fan_in_fan_out is set to")  # said of each layer alone
         try:
             peft.inject_adapter_in_model(
                 peft.LoraConfig(
@@ -110,6 +111,18 @@ def add_lora(model: nn.Module, config: LoraConfig, frozen: AbstractSet[str] = fr
         except ValueError as error:
             raise AdapterError(f"lora: {error}") from error
     _check_tied(model)
+    _tell_transposed(model)
+
+
+def _tell_transposed(model: nn.Module) -> None:
+    """Have the adapter's configuration say whether it is of layers stored transposed, as GPT-2's.
+
+    peft leaves there what holds for the layer that it adapted last, which may be the output head.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    bases = (getattr(layer, "base_layer", None) for layer in model.modules())
+    _peft_configs(model)[ADAPTER].fan_in_fan_out = any(isinstance(b, Conv1D) for b in bases)
 
 
 def _check_tied(model: nn.Module) -> None:

@@ -15,6 +15,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cosmos_parallel.errors import AdapterError
@@ -57,20 +58,25 @@ def merged_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """``scale * b @ a``, to be added to a matrix; transposed if that is stored so."""
+    """``scale * b @ a``, to be added to a matrix; transposed if that is stored so.
+
+    peft says of all layers alike whether they are. Where it says it, a layer that the product fits
+    as it is, and only so, is none of those: the output head of GPT-2.
+    """
 
     a: Tensor
     b: Tensor
     scale: float
     is_transposed: bool = False
 
-    def matrix(self) -> Tensor:
-        product = self.b.float() @ self.a.float()
-        return self.scale * (product.T if self.is_transposed else product)
+    def matrix(self, wanted: torch.Size | None) -> Tensor:
+        product = self.scale * (self.b.float() @ self.a.float())
+        fits_as_it_is = product.shape == wanted and product.T.shape != wanted
+        return product.T if self.is_transposed and not fits_as_it_is else product
 
 
 def _added(weight: Tensor | None, name: str, addition: _Addition) -> Tensor:
-    matrix = addition.matrix()
+    matrix = addition.matrix(None if weight is None else weight.shape)
     if weight is None or weight.shape != matrix.shape:
         found = "no such weight" if weight is None else f"one of {tuple(weight.shape)}"
         raise AdapterError(

@@ -36,8 +36,12 @@ class LowPrecisionConfig:
     emulate: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an unknown recipe."""
-        check_choice("recipe", self.recipe, Recipe, error=PrecisionError)
+        """Look the recipe up.
+
+        Raises:
+            PrecisionError: if there is none of the name.
+        """
+        check_choice("low_precision: recipe", self.recipe, Recipe, error=PrecisionError)
 
 
 def use_low_precision(

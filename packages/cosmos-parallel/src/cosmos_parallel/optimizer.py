@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import OptimizerError
+from cosmos_parallel.joined_optimizer import JoinedOptimizer
 from cosmos_parallel.muon import ExpertMuon, check_shares
 from cosmos_parallel.schedule import ScheduleConfig
 
 Named = Mapping[str, nn.Parameter]
+_OF_WHOLE_PARAMETERS = frozenset({"Adafactor", "Rprop"})
 Option = bool | int | float | str | tuple[float, ...]
 
 
@@ -132,6 +134,9 @@ class SgdConfig:
 class TorchOptimizerConfig:
     """Any optimizer of ``torch.optim`` that works from gradients alone.
 
+    Torch's Adafactor and Rprop have operations that parameters divided among ranks do not; they
+    train on one rank.
+
     Attributes:
         kind: which optimizer this is.
         name: its class, such as ``RMSprop``, ``Adagrad`` or ``NAdam``.
@@ -160,18 +165,30 @@ class TorchOptimizerConfig:
                 f"torch.optim has no {self.name!r} that takes gradients alone; it has "
                 f"{', '.join(sorted(known))}"
             )
-        taken = set(inspect.signature(known[self.name]).parameters) - {"params", "lr"}
+        ours = {"params", "lr", "differentiable"}  # of steps that nobody differentiates
+        taken = set(inspect.signature(known[self.name]).parameters) - ours
         if strange := sorted(set(self.options) - taken):
             raise OptimizerError(
                 f"{self.name} takes no {', '.join(strange)}; it takes {', '.join(sorted(taken))}"
             )
         try:
             self.build({"any": nn.Parameter(torch.zeros(1))})
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
             raise OptimizerError(f"{self.name} with {dict(self.options)}: {error}") from error
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Make the optimizer.
+
+        Raises:
+            OptimizerError: if it does not take parameters that ranks share, and some are.
+        """
+        shared = [name for name, parameter in parameters.items() if isinstance(parameter, DTensor)]
+        if shared and self.name in _OF_WHOLE_PARAMETERS:
+            raise OptimizerError(
+                f"torch's {self.name} does not take parameters that are divided among ranks, as "
+                f"{shared[0]} is: train on one rank, or take another optimizer, such as adamw_8bit "
+                "where memory is short"
+            )
         make = _torch_optimizers()[self.name]
         options = dict(self.options)
         if "foreach" in inspect.signature(make).parameters:
@@ -350,27 +367,6 @@ class KeepsOwnState(Protocol):
     def own(self, parameter: nn.Parameter, quantity: str, value: Tensor) -> Tensor:
         """Return what `plain` gave as this optimizer keeps it."""
         ...
-
-
-class JoinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers over disjoint parameters that look like one."""
-
-    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
-        """Take over the groups and the state of ``parts``."""
-        super().__init__([group for part in parts for group in part.param_groups], {})
-        self._parts = parts
-        start = 0
-        for part in parts:
-            end = start + len(part.param_groups)
-            part.param_groups = self.param_groups[start:end]  # the same objects: one lr for both
-            part.state = self.state
-            start = end
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Let each part take its step."""
-        assert closure is None, "the learner has computed the gradients"
-        for part in self._parts:
-            part.step()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

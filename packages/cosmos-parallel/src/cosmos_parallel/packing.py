@@ -5,11 +5,16 @@ sent, and the same lengths give the same plan everywhere.
 """
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import itemgetter
 
 from cosmos_parallel.errors import PackingError
 
 Parts = list[list[int]]
+# total and items of each part that is in use, the largest total first
+_Partition = list[tuple[int, list[int]]]
 
 
 def plan_micro_batches(
@@ -70,25 +75,33 @@ def balanced_parts(sizes: Sequence[int], num_parts: int) -> Parts:
     Returns:
         The parts, largest total first; in each the ascending indices of its items.
     """
-    # (-difference, tie break, [(total, items)] with the largest total first)
-    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
-    for index, size in enumerate(sizes):
-        empty: list[tuple[int, list[int]]] = [(0, []) for _ in range(num_parts - 1)]
-        heap.append((-size if num_parts > 1 else 0, index, [(size, [index]), *empty]))
+    if not sizes:
+        return [[] for _ in range(num_parts)]
+    # (-difference, tie break, partition)
+    heap = [_entry([(size, [index])], index, num_parts) for index, size in enumerate(sizes)]
     heapq.heapify(heap)
     while len(heap) > 1:
         first, second = heapq.heappop(heap), heapq.heappop(heap)
-        joined = sorted(
-            (
-                (mine[0] + theirs[0], mine[1] + theirs[1])
-                for mine, theirs in zip(first[2], reversed(second[2]), strict=True)
-            ),
-            key=lambda part: -part[0],
-        )
-        heapq.heappush(heap, (joined[-1][0] - joined[0][0], first[1], joined))
-    if not heap:
-        return [[] for _ in range(num_parts)]
-    return [sorted(items) for _, items in heap[0][2]]
+        heapq.heappush(heap, _entry(_joined(first[2], second[2], num_parts), first[1], num_parts))
+    found = [sorted(items) for _, items in heap[0][2]]
+    return found + [[] for _ in range(num_parts - len(found))]
+
+
+def _entry(partition: _Partition, tie_break: int, num_parts: int) -> tuple[int, int, _Partition]:
+    least = partition[-1][0] if len(partition) == num_parts else 0
+    return least - partition[0][0], tie_break, partition
+
+
+def _joined(one: _Partition, other: _Partition, num_parts: int) -> _Partition:
+    """Join two partitions, the largest part of one with the smallest of the other.
+
+    Those that are in no use are not in the lists, and meet the largest: what is left meets.
+    """
+    num_met = max(0, len(one) + len(other) - num_parts)
+    alone, left = one[: len(one) - num_met], other[: len(other) - num_met]
+    meeting = zip(one[len(alone) :], reversed(other[len(left) :]), strict=True)
+    met = [(mine[0] + theirs[0], mine[1] + theirs[1]) for mine, theirs in meeting]
+    return sorted([*alone, *met, *reversed(left)], key=itemgetter(0), reverse=True)
 
 
 def _fill(lengths: Sequence[int], max_tokens: int, fewest: int) -> Parts:
@@ -99,7 +112,7 @@ def _fill(lengths: Sequence[int], max_tokens: int, fewest: int) -> Parts:
     if not lengths:
         return []
     fitted = _first_fit(lengths, max_tokens)
-    least = max(fewest, -(-sum(lengths) // max_tokens))
+    least = max(fewest, _fewest(lengths, max_tokens))
     for num_parts in range(least, len(fitted) + 1):
         parts = balanced_parts(lengths, num_parts)
         if all(_fits([lengths[i] for i in part], max_tokens) for part in parts):
@@ -107,6 +120,25 @@ def _fill(lengths: Sequence[int], max_tokens: int, fewest: int) -> Parts:
     if len(fitted) < fewest:
         return sorted(part for part in balanced_parts(lengths, fewest) if part)
     return sorted(fitted)
+
+
+def _fewest(lengths: Sequence[int], max_tokens: int) -> int:
+    """Return how many parts are needed at least (Martello and Toth, 1990, bound L2).
+
+    Whatever size s of at most half the budget one takes: samples over the budget less s are alone
+    with smaller ones, others over half of it are apart, and what these leave is all that samples of
+    s up to a half can have without parts of their own.
+    """
+    sizes = sorted(min(length, max_tokens) for length in lengths)
+    before = [0, *accumulate(sizes)]
+    half, num = bisect_right(sizes, max_tokens // 2), len(sizes)
+    most = 0
+    for small in {0, *sizes[:half]}:
+        start, end = bisect_left(sizes, small), bisect_right(sizes, max_tokens - small)
+        room = max(0, end - half) * max_tokens - (before[max(end, half)] - before[half])
+        over = before[half] - before[start] - room
+        most = max(most, num - half + max(0, -(-over // max_tokens)))
+    return most
 
 
 def _fits(lengths: Sequence[int], max_tokens: int) -> bool:

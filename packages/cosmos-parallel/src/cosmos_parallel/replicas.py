@@ -129,6 +129,8 @@ class StoreReplicaGroup:
         # Any: torch's stubs give its backends no collectives
         self._group: Any = None
         self._arrive()
+        if is_alive is not None:
+            self._await_arrivals(is_alive)
         try:
             self._group = self._connect()
         except (RuntimeError, ValueError) as error:
@@ -232,6 +234,36 @@ class StoreReplicaGroup:
                 (name,),
             ) from error
 
+    def _await_arrivals(self, is_alive: Callable[[str], bool]) -> None:
+        """Wait for all members to come, as long as they show signs of life.
+
+        One may have died since it asked to take part, and connecting would wait for it.
+        """
+        members, late = self._members, tuple[str, ...]()
+        awaited = [f"arrived/{index}" for index in range(len(members.names))]
+        come = f"come/{members.rank}"
+        for _ in range(self._num_waits):
+            try:
+                self._store.wait(awaited, self._commit_timeout)
+                if self._decisions.compare_set(come, "", "all") == b"all":
+                    return
+                break  # others have given one up
+            except (RuntimeError, ValueError):
+                late = self._find_missing()
+                if self._is_there(come) or not all(is_alive(name) for name in late):
+                    break
+        with contextlib.suppress(RuntimeError, ValueError):
+            # ranks but the first do not know who is alive
+            ranks = range(members.num_ranks) if members.rank == 0 else (members.rank,)
+            found = [self._decisions.compare_set(f"come/{rank}", "", "lost") for rank in ranks]
+            if found[0] == b"all":
+                return
+        raise ReplicaLostError(
+            f"epoch {members.epoch}: {', '.join(late) or 'a member'} did not come in time to "
+            f"connect with {', '.join(members.names)}",
+            late,
+        )
+
     def _gather(self, is_alive: Callable[[str], bool]) -> None:
         """Wait for all ranks to get to this step, as long as they show signs of life."""
         members, step = self._members, self._num_commits
@@ -306,8 +338,11 @@ class StoreReplicaGroup:
             return "void"
 
     def _is_decided(self) -> bool:
+        return self._is_there(f"{self._num_commits}/decision")
+
+    def _is_there(self, key: str) -> bool:
         try:
-            return self._decisions.check([f"{self._num_commits}/decision"])
+            return self._decisions.check([key])
         except (RuntimeError, ValueError):
             return True
 

@@ -274,7 +274,7 @@ class TrainingRun:
     def _open(self, *, resume: bool) -> tuple[CheckpointStore, int]:
         place = self.outputs.checkpoint_place
         store = CheckpointStore(place, self.mesh, while_writing=self.control.while_writing)
-        newest = store.latest()
+        newest = store.latest_of_all()
         if newest is not None and resume:
             return store, self._load(store, newest)
         with ExitStack() as undo:
@@ -371,7 +371,7 @@ def check_is_new(outputs: RunOutputs, mesh: TrainingMesh) -> None:
         WfmConfigError: if there are checkpoints of one, or saves.
     """
     store = CheckpointStore(outputs.checkpoint_place, mesh)
-    newest = store.latest()
+    newest = store.latest_of_all()
     store.close()
     _refuse_others(outputs, newest, mesh)
 
