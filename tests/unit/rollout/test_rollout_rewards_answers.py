@@ -127,6 +127,45 @@ def test_mathematics_in_a_thread_is_sent_to_the_pool(config):
             asked.result()
 
 
+@pytest.mark.parametrize("config", [MathReward(), BoxedMathReward()])
+@pytest.mark.parametrize(
+    ("boxed", "answer", "value"),
+    [
+        ("3 1/2", "3.5", 1.0),
+        ("3 1/2", "2", 0.0),  # three less one, as math-verify has it
+        ("3.5", "3 1/2 hours", 1.0),
+        ("-3 1/2", "-3.5", 1.0),
+        (r"x^2 1/2", "x^2/2", 1.0),
+        (r"12\,345", "12345", 1.0),
+        (r"12\,345", "357", 0.0),
+        ("12 345", "12345", 1.0),
+        (r"2\,\text{cm}", "2", 1.0),
+        (r"(1,\ 200)", "(1, 200)", 1.0),
+        (r"0.\overline{27}", r"0.\overline{72}", 0.0),
+        (r"\frac{8}{11}", r"0.\overline{72}", 1.0),
+        (r"0.1\overline{6}", "1/6", 1.0),
+        (r"0.\overline{3}", "0", 0.0),
+        (r"33\frac{2}{3}\%", r"33\frac13\%", 0.0),
+        (r"33\frac{1}{3}\%", r"\frac{100}{3}", 1.0),
+        ("1.5e3", "1500", 1.0),
+        ("1500", "1.5e+3", 1.0),
+        ("2e - 3", "2e-3", 1.0),  # Euler's number
+        (r"3 1/2 \text{ and } " + "9" * 5000 + " 1/2", "3.5", 0.0),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(config, boxed, answer, value):
+    assert config.build()(sample(rf"It is $\boxed{{{boxed}}}$.", answer)) == value
+
+
+def test_numbers_in_words_are_read_as_people_write_them():
+    score = MathReward().build()
+    assert score(sample("The answer is 3 1/2.", "3.5")) == 1.0
+    assert score(sample("The answer is 3 1/2.", "0.5")) == 0.0
+    assert score(sample("The answer is 1.5e3.", "1500")) == 1.0
+    assert score(sample(r"So $x = 1\,000$", "1000")) == 1.0
+    assert score(sample("In 2019 300", "300")) == 1.0
+
+
 def test_an_answer_that_is_no_text_is_told():
     with pytest.raises(RewardError, match='7 is of int; it has to be a text: "7"'):
         GSM8K.build()(RewardInput(prompt="p", response="#### 7", answer=7))

@@ -10,6 +10,7 @@ from typing import Literal
 
 from cosmos_rollout.errors import RewardError
 from cosmos_rollout.rewards.builtin import COMPARE_S, check_main_thread, last_boxed, read_answers
+from cosmos_rollout.rewards.numerals import readable, readable_formula
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 
 _CLOTHES = r"(?:[\s*_$(\[{>\"'`]|\\\(|\\(?:text|math)[a-z]*)*+"
@@ -134,7 +135,10 @@ class MathReward:
             wanted = from_answer(answer)
             if not wanted:
                 raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
-            said = parse(sample.response)
+            response, boxed = sample.response, last_boxed(sample.response)
+            if boxed:
+                response = response.replace(boxed, readable_formula(boxed))
+            said = parse(readable(response))
             return float(verify(wanted, said, timeout_seconds=COMPARE_S))
 
         return score
