@@ -46,6 +46,23 @@ def sample(response: str, answer: str) -> RewardInput:
         (CHOICE, "Option B is the option I'd take", "B", 1.0),
         (CHOICE, "Answer: I think that it cannot be told", "I", 0.0),
         (CHOICE, "The answer is I because option I is shorter. Answer: I", "I", 1.0),
+        (CHOICE, "(B) Paris", "B", 1.0),
+        (CHOICE, "**(B) Paris**\nA) was the capital once", "B", 1.0),
+        (CHOICE, "(A) is wrong; (C) is right", "A", 0.0),
+        (CHOICE, "A) Paris is wrong.\nB) London is right.", "A", 0.0),  # it lists the options
+        (CHOICE, r"\boxed{\text{(B)}\ Paris}", "B", 1.0),
+        (CHOICE, "Answer\uff1aB", "B", 1.0),
+        (CHOICE, "\uff08B\uff09", "B", 1.0),
+        (CHOICE, "\u6b63\u786e\u7b54\u6848\u662f B\u3002", "B", 1.0),
+        (CHOICE, "So the answer must be B", "B", 1.0),
+        (CHOICE, "The correct answer is therefore **B**", "B", 1.0),
+        (CHOICE, "The answer is option B. Option A is wrong.", "B", 1.0),
+        (CHOICE, "The answer is option B. Option A is wrong.", "A", 0.0),
+        (CHOICE, "Answer: B\n\nThe answer A is wrong, since it rains.", "B", 1.0),
+        (CHOICE, "## Answer\n\n**B**", "B", 1.0),
+        (CHOICE, "I take answer B", "B", 1.0),
+        (CHOICE, "The answer is not B.", "B", 0.0),
+        (CHOICE, "The answer must be A. It cannot be option B", "B", 0.0),
         (MultipleChoiceReward(letters="AB"), "answer: C", "A", 0.0),  # no such letter
         (GSM8K, "2+2 #### 4", "4", 1.0),
         (GSM8K, "#### 1 no, #### $1,234.00", "1234", 1.0),  # the last mark
