@@ -145,6 +145,20 @@ def test_a_box_takes_as_many_numbers_as_it_has():
         numbers_action("2.0 0", box)
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Box(-np.inf, np.inf, (1,)),
+        gymnasium.spaces.Box(0, 255, (1,), np.uint8),
+        gymnasium.spaces.Discrete(4),
+    ],
+)
+@pytest.mark.parametrize("said", ["1e400", "-1e400", "1e39"])
+def test_numbers_beyond_all_bounds_are_no_action(space, said):
+    with pytest.raises(ValueError, match=f"expected an action of .*, found {said}"):
+        numbers_action(f"I push with {said}", space)
+
+
 class Spoken(gymnasium.Env):
     """Takes actions of any kind."""
 

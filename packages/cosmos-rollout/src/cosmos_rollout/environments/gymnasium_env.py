@@ -220,12 +220,12 @@ def numbers_action(text: str, space: Any) -> Any:  # a gymnasium.Space, and an e
         raise ValueError(f"expected {sample.size} numbers of {space}, found {len(found)}")
     try:
         numbers = np.array([float(number) for number in found]).reshape(sample.shape)
-        action = numbers.astype(sample.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):  # what does not fit is told below
+            action = numbers.astype(sample.dtype)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"expected an action of {space}: {error}") from error
-    if not np.allclose(action, numbers) or not space.contains(
-        action if action.ndim else action[()]
-    ):
+    fits = bool(np.isfinite(numbers).all()) and np.allclose(action, numbers)
+    if not fits or not space.contains(action if action.ndim else action[()]):
         raise ValueError(f"expected an action of {space}, found {' '.join(found)}")
     return action if action.ndim else action[()]
 
