@@ -6,6 +6,7 @@ import transformers
 
 from cosmos_wfm import RewardRequestError
 from cosmos_wfm.model_rewards.gen_eval import FoundObject, GenEval, chances_of, share_right
+from cosmos_wfm.model_rewards.judge import mark_of
 from cosmos_wfm.model_rewards.ocr import quoted
 
 
@@ -104,3 +105,16 @@ def test_a_colour_that_cannot_be_told_is_refused():
     dog = FoundObject(name="dog", colour="black", x=0.2, y=0.5)
     with pytest.raises(RewardRequestError, match="'teal' is no colour that can be checked"):
         share_right([{"class": "dog", "color": "teal"}], [dog])
+
+
+@pytest.mark.parametrize(
+    ("answer", "mark"),
+    [
+        ("On a scale from 0 to 10, this is a 7.", 0.7),
+        ("On a scale of 1\u201310: 9", 0.9),
+        ("10", 1.0),
+        ("0, as it is not 10", 0.0),
+    ],
+)
+def test_a_judge_that_says_the_scale_gives_the_mark_behind_it(answer, mark):
+    assert mark_of(answer) == mark
