@@ -1,8 +1,13 @@
 """A Gymnasium environment as a conversation, with a lake whose way over the ice is known."""
 
+import asyncio
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -140,6 +145,20 @@ def test_a_box_takes_as_many_numbers_as_it_has():
         numbers_action("2.0 0", box)
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Box(-np.inf, np.inf, (1,)),
+        gymnasium.spaces.Box(0, 255, (1,), np.uint8),
+        gymnasium.spaces.Discrete(4),
+    ],
+)
+@pytest.mark.parametrize("said", ["1e400", "-1e400", "1e39"])
+def test_numbers_beyond_all_bounds_are_no_action(space, said):
+    with pytest.raises(ValueError, match=f"expected an action of .*, found {said}"):
+        numbers_action(f"I push with {said}", space)
+
+
 class Spoken(gymnasium.Env):
     """Takes actions of any kind."""
 
@@ -220,3 +239,67 @@ def test_an_environment_that_renders_no_picture_is_refused_at_once():
     config = GymnasiumEnvironmentConfig(id="Light-v0", shows="picture", settings={"is_dark": True})
     with pytest.raises(UserCodeError, match=r"expected an RGB picture of render\(\), found object"):
         config.build()
+
+
+ENDLESS = """
+import asyncio, time
+import gymnasium
+from cosmos_rollout import GymnasiumEnvironmentConfig, PromptRow, Reply
+
+class Endless(gymnasium.Env):
+    action_space = observation_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+    def step(self, action):
+        time.sleep(600)
+
+class One:
+    async def reply(self, messages):
+        return Reply(text="1", finish_reason="stop", is_last=False)
+
+async def play():
+    environment = GymnasiumEnvironmentConfig(id="Endless-v0").build()
+    try:
+        async with asyncio.timeout(0.2):
+            await environment.play(PromptRow(prompt_id="0", prompt="?"), One(), 0)
+    except TimeoutError:
+        print("took too long")
+
+gymnasium.register("Endless-v0", Endless)
+asyncio.run(play())
+"""
+
+
+def test_a_step_that_never_ends_keeps_no_process_from_ending():
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS], timeout=60, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "took too long\n"
+
+
+class Closing(gymnasium.Env):
+    """Takes its time to close, and has no more moves at once."""
+
+    action_space = observation_space = gymnasium.spaces.Discrete(2)
+    closed: ClassVar[list[str]] = []
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return next(iter(()))
+
+    def close(self):
+        time.sleep(0.2)
+        self.closed.append(threading.current_thread().name)
+
+
+async def test_an_environment_is_closed_whatever_it_raises_and_waited_for():
+    gymnasium.register("Closing-v0", Closing)
+    environment = GymnasiumEnvironmentConfig(id="Closing-v0").build()
+    Closing.closed.clear()
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await environment.play(ROW, Player("1", "1"), 0)
+    await environment.aclose()
+    assert Closing.closed == ["episode of Closing-v0"]

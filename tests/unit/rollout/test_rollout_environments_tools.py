@@ -14,6 +14,7 @@ pytest.importorskip("tokenizers")
 from spelling import END, TOKENIZER, play, says
 
 from cosmos_rollout import (
+    EpisodeError,
     EpisodeLimits,
     PythonEnvironmentConfig,
     Reply,
@@ -81,6 +82,15 @@ def bad(how: str) -> str:
         return "x" * 1000
     while True:
         time.sleep(1)
+
+def rest(seconds: float) -> str:
+    """Rest.
+
+    Args:
+        seconds: how long
+    """
+    time.sleep(seconds)
+    return "rested"
 
 def which() -> int:
     """Tell the process."""
@@ -234,6 +244,51 @@ async def test_a_worker_that_is_killed_while_it_waits_costs_no_later_call(tool_f
     await play(Twice(), says("ok"), limits=EpisodeLimits(timeout_s=200.0))
     assert len(seen) == 2
     assert seen[0] != seen[1]
+
+
+async def test_calls_that_wait_for_the_worker_of_others_are_no_time_of_the_episode(tool_file):
+    environment = ToolEnvironmentConfig(functions=(f"{tool_file}:rest",)).build()
+
+    class Several:
+        """Plays as long as there are others."""
+
+        def __init__(self, count: int) -> None:
+            self.tools, self._left = environment.tools, count
+
+        async def play(self, row, chat, seed):
+            return await environment.play(row, chat, seed)
+
+        async def aclose(self):
+            self._left -= 1
+            if not self._left:
+                await environment.aclose()
+
+    several, limits = Several(6), EpisodeLimits(timeout_s=2.0)
+    await play(several, says(call("rest", seconds=0.0), "ok"))  # the worker is there
+    asked = says(call("rest", seconds=0.7), "ok")
+    episodes = await asyncio.gather(*(play(several, asked, limits=limits) for _ in range(5)))
+    assert [episode.messages[2]["content"] for episode in episodes] == ["rested"] * 5
+
+
+async def test_the_time_of_an_episode_goes_on_behind_a_call(tool_file):
+    class Dawdles:
+        """Asks tools now and then, and takes long itself."""
+
+        tools = ()
+
+        async def play(self, row, chat, seed):
+            await chat.reply([{"role": "user", "content": "?"}])
+            for _ in range(20):
+                with chat.uncounted(), chat.uncounted():
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)
+            return {}
+
+        async def aclose(self):
+            pass
+
+    with pytest.raises(EpisodeError, match=r"no move within 0\.5 s"):
+        await play(Dawdles(), says("ok"), limits=EpisodeLimits(timeout_s=0.5))
 
 
 class Asks:

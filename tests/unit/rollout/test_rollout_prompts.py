@@ -9,6 +9,7 @@ from cosmos_core.videos import VideoSampling, video_reference
 from cosmos_rollout import (
     PromptConfig,
     PromptDataError,
+    PromptFile,
     PromptRow,
     PromptSet,
     PromptTextError,
@@ -58,6 +59,7 @@ def test_parquet_gives_the_rows_of_json(tmp_path):
         (['{"prompt": 3}'], "field 'prompt' has to be a text, found 3"),
         (['{"messages": [{"role": "user"}]}'], "field 'messages', turn 0: needs texts"),
         (['{"prompt": "a", "answer": [1]}'], "field 'answer' .* found list"),
+        (['{"prompt": "a", "answer": NaN}'], "field 'answer' is nan, which nobody could say"),
         (['{"prompt": ' + "[" * 100_000], ":1: cannot be read: maximum recursion"),
         (['{"prompt": "a", "n": ' + "1" * 5000 + "}"], ":1: cannot be read: Exceeds the limit"),
         (["[1]"], "a row has to be an object, found list"),
@@ -326,6 +328,13 @@ def test_parts_without_pictures_are_one_text_for_any_template(tmp_path):
 def test_pictures_and_videos_that_are_named_wrongly_are_told_where(tmp_path, raw, words):
     with pytest.raises(PromptDataError, match=words):
         read_prompts(write(tmp_path / "data.jsonl", raw))
+
+
+def test_a_mark_in_front_of_a_file_is_no_part_of_its_first_row(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert [row.prompt for row in read_prompts(path)] == ["a", "b"]
+    assert [row.prompt for row in PromptFile(path)] == ["a", "b"]
 
 
 def test_a_line_that_is_not_utf8_is_told_where(tmp_path):

@@ -46,6 +46,23 @@ def sample(response: str, answer: str) -> RewardInput:
         (CHOICE, "Option B is the option I'd take", "B", 1.0),
         (CHOICE, "Answer: I think that it cannot be told", "I", 0.0),
         (CHOICE, "The answer is I because option I is shorter. Answer: I", "I", 1.0),
+        (CHOICE, "(B) Paris", "B", 1.0),
+        (CHOICE, "**(B) Paris**\nA) was the capital once", "B", 1.0),
+        (CHOICE, "(A) is wrong; (C) is right", "A", 0.0),
+        (CHOICE, "A) Paris is wrong.\nB) London is right.", "A", 0.0),  # it lists the options
+        (CHOICE, r"\boxed{\text{(B)}\ Paris}", "B", 1.0),
+        (CHOICE, "Answer\uff1aB", "B", 1.0),
+        (CHOICE, "\uff08B\uff09", "B", 1.0),
+        (CHOICE, "\u6b63\u786e\u7b54\u6848\u662f B\u3002", "B", 1.0),
+        (CHOICE, "So the answer must be B", "B", 1.0),
+        (CHOICE, "The correct answer is therefore **B**", "B", 1.0),
+        (CHOICE, "The answer is option B. Option A is wrong.", "B", 1.0),
+        (CHOICE, "The answer is option B. Option A is wrong.", "A", 0.0),
+        (CHOICE, "Answer: B\n\nThe answer A is wrong, since it rains.", "B", 1.0),
+        (CHOICE, "## Answer\n\n**B**", "B", 1.0),
+        (CHOICE, "I take answer B", "B", 1.0),
+        (CHOICE, "The answer is not B.", "B", 0.0),
+        (CHOICE, "The answer must be A. It cannot be option B", "B", 0.0),
         (MultipleChoiceReward(letters="AB"), "answer: C", "A", 0.0),  # no such letter
         (GSM8K, "2+2 #### 4", "4", 1.0),
         (GSM8K, "#### 1 no, #### $1,234.00", "1234", 1.0),  # the last mark
@@ -125,6 +142,45 @@ def test_mathematics_in_a_thread_is_sent_to_the_pool(config):
         asked = threads.submit(function, sample(r"\boxed{4}", "4"))
         with pytest.raises(RewardError, match="use RewardPool"):
             asked.result()
+
+
+@pytest.mark.parametrize("config", [MathReward(), BoxedMathReward()])
+@pytest.mark.parametrize(
+    ("boxed", "answer", "value"),
+    [
+        ("3 1/2", "3.5", 1.0),
+        ("3 1/2", "2", 0.0),  # three less one, as math-verify has it
+        ("3.5", "3 1/2 hours", 1.0),
+        ("-3 1/2", "-3.5", 1.0),
+        (r"x^2 1/2", "x^2/2", 1.0),
+        (r"12\,345", "12345", 1.0),
+        (r"12\,345", "357", 0.0),
+        ("12 345", "12345", 1.0),
+        (r"2\,\text{cm}", "2", 1.0),
+        (r"(1,\ 200)", "(1, 200)", 1.0),
+        (r"0.\overline{27}", r"0.\overline{72}", 0.0),
+        (r"\frac{8}{11}", r"0.\overline{72}", 1.0),
+        (r"0.1\overline{6}", "1/6", 1.0),
+        (r"0.\overline{3}", "0", 0.0),
+        (r"33\frac{2}{3}\%", r"33\frac13\%", 0.0),
+        (r"33\frac{1}{3}\%", r"\frac{100}{3}", 1.0),
+        ("1.5e3", "1500", 1.0),
+        ("1500", "1.5e+3", 1.0),
+        ("2e - 3", "2e-3", 1.0),  # Euler's number
+        (r"3 1/2 \text{ and } " + "9" * 5000 + " 1/2", "3.5", 0.0),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(config, boxed, answer, value):
+    assert config.build()(sample(rf"It is $\boxed{{{boxed}}}$.", answer)) == value
+
+
+def test_numbers_in_words_are_read_as_people_write_them():
+    score = MathReward().build()
+    assert score(sample("The answer is 3 1/2.", "3.5")) == 1.0
+    assert score(sample("The answer is 3 1/2.", "0.5")) == 0.0
+    assert score(sample("The answer is 1.5e3.", "1500")) == 1.0
+    assert score(sample(r"So $x = 1\,000$", "1000")) == 1.0
+    assert score(sample("In 2019 300", "300")) == 1.0
 
 
 def test_an_answer_that_is_no_text_is_told():

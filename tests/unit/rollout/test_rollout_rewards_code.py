@@ -58,6 +58,42 @@ def test_a_row_without_tests_is_an_error_and_not_a_zero(tests):
         CodeReward().build()(sample(DOUBLE, tests))
 
 
+CASE = (
+    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(2), 4)\n"
+)
+TOLD = "assert unittest.main(exit=False).result.wasSuccessful()"
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("def check(f):\n    assert f(2) == 4", r"it defines check and calls nothing: write check"),
+        ("X = [2]\nasync def more(): ...\ndef test_f():\n    assert f(2) == 4", "defines test_f"),
+        (CASE, r"asserts nothing: write assert unittest\.main\(exit=False\)"),
+        (f"{CASE}if __name__ == '__main__':\n    unittest.main()", "ends it, or tells nothing"),
+        (f"{CASE}unittest.main(exit=False)", "ends it, or tells nothing"),
+        ("# assert f(2) == 4", "it asserts nothing$"),
+    ],
+)
+def test_a_test_that_holds_for_any_program_or_none_is_an_error(test, words):
+    for response in (DOUBLE, "pass"):
+        with pytest.raises(RewardError, match=words):
+            CodeReward().build()(sample(response, test))
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        f"{CASE}{TOLD}",
+        "def check(f):\n    assert f(2) == 4\ncheck(f)",
+        "for i in [2]: assert f(i) == 4",
+    ],
+)
+def test_what_is_written_instead_tells_programs_apart(test):
+    score = CodeReward().build()
+    assert [score(sample(response, test)) for response in (DOUBLE, "f = abs")] == [1.0, 0.0]
+
+
 async def test_code_is_one_reward_among_others_in_a_worker():
     pool = RewardPoolConfig(rewards=(CodeReward(timeout_s=30.0),), timeout_s=60.0).build()
     try:

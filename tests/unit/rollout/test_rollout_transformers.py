@@ -7,11 +7,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from cosmos_rollout import (  # noqa: E402
     EngineSetup,
     EngineStartError,
+    GenerationRequest,
+    InProcessEngine,
     Sampling,
     TransformersConfig,
     WeightLoadError,
@@ -147,3 +156,64 @@ async def test_scores_that_are_bounded_stay_so(tmp_path):
     scores = await scorer.score(tokens[0].tolist(), 0)
     await scorer.aclose()
     assert scores.logprobs[1:] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+COMMON = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2}
+ATTENTION = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+WIDE = {"intermediate_size": 32, "max_position_embeddings": 64, **ATTENTION}
+GATED = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("mistral", {**WIDE, "sliding_window": 4}),
+        ("qwen3_5_text", {**WIDE, **GATED}),
+        ("lfm2", {**WIDE, "layer_types": ["conv", "full_attention"]}),
+        ("mamba", {"state_size": 4}),
+    ],
+)
+async def test_models_with_other_layers_than_attention_remember_what_they_read(kind, settings):
+    """Some answers end earlier than others of their prompt's length."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **COMMON, **settings)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    engine = InProcessEngine(ModelDecoder(model, context_length=64))
+    prompts = {"a": (3, 4, 5, 6, 7, 8), "b": (9, 8, 7, 6, 5, 4), "c": (5, 6, 7)}
+    requests = [
+        GenerationRequest(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling=Sampling(max_new_tokens=4 if name == "a" else 8, seed=len(name)),
+        )
+        for name, prompt in prompts.items()
+    ]
+    samples = [sample async for sample in engine.generate(requests)]
+    await engine.aclose()
+    assert len(samples) == 3
+    for sample in samples:
+        prompt, said = prompts[sample.request_id], torch.from_numpy(sample.token_ids).long()
+        with torch.no_grad():
+            whole = model(input_ids=torch.tensor([[*prompt, *said]]), use_cache=False).logits[0]
+        expected = whole[len(prompt) - 1 : -1].log_softmax(-1).gather(1, said[:, None])[:, 0]
+        assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_model_that_the_engine_could_not_remind_of_anything_is_refused():
+    config = AutoConfig.for_model("rwkv", **COMMON, attention_hidden_size=16)
+    with pytest.raises(EngineStartError, match=r"in a way of its own, .*: use vLLM"):
+        ModelDecoder(AutoModelForCausalLM.from_config(config), context_length=64)
+
+
+def test_a_model_without_a_longest_context_wants_one():
+    config = AutoConfig.for_model("mamba", **COMMON, state_size=4)
+    with pytest.raises(EngineStartError, match=r"MambaForCausalLM .*: set context_length"):
+        ModelDecoder(AutoModelForCausalLM.from_config(config))

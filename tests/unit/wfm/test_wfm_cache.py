@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from full_disks import no_file_longer_than
 from PIL import Image
 from safetensors import safe_open
 
@@ -139,6 +140,16 @@ def test_writers_of_one_sample_do_not_get_into_each_others_way(tmp_path):
     assert kept is not None
     assert len(kept[0].latents.unique()) == 1
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_cache_on_a_full_disk_is_said_and_left_clean(tmp_path):
+    cache = EncodedCache(tmp_path, "key")
+    with no_file_longer_than(1000), pytest.raises(WfmConfigError, match=r"too large; make room"):
+        cache.save("it", EncodedSample(torch.zeros(1 << 16), {}), "p")
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    cache.save("it", EncodedSample(torch.zeros(1 << 16), {}), "p")
+    assert cache.load("it") is not None
 
 
 def test_what_is_broken_stays_named_with_a_full_cache(recipe, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from cosmos_wfm import COLOURS, REWARDS, WfmConfigError
+from cosmos_wfm import COLOURS, REWARDS, WfmConfigError, read_scene
 
 GREY = (128, 128, 128)
 
@@ -106,3 +106,15 @@ def test_a_prompt_without_shapes_is_refused():
         REWARDS["shape"](picture(), "a red dog")
     with pytest.raises(WfmConfigError, match="two shapes to be left of"):
         REWARDS["shape"](picture(), "a disc left of a dog")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        ("3 red discs", [("disc", "red", 3)]),
+        ("seven blue squares above 12 black disks", [("square", "blue", 7), ("disc", "black", 12)]),
+        ("a 4k picture of a red square", [("square", "red", 1)]),
+    ],
+)
+def test_numbers_in_digits_and_beyond_six_count(prompt, found):
+    assert [(each.shape, each.colour, each.num) for each in read_scene(prompt).objects] == found

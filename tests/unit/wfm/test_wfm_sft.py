@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+from full_disks import no_file_longer_than
 
 from cosmos_parallel import AdamWConfig, LearnerConfig, ParallelConfig, ScheduleConfig
 from cosmos_wfm import (
@@ -13,6 +14,7 @@ from cosmos_wfm import (
     FullTuning,
     ImageCaptionsConfig,
     LoraTuning,
+    SaveError,
     WfmConfigError,
     load_adapter,
     save_pipeline,
@@ -119,6 +121,20 @@ def test_what_is_saved_is_for_whom_other_files_are(recipe, tuning, tmp_path):
         files = [path for path in root.rglob("*") if path.is_file()]
         assert {path.suffix for path in files} >= {".safetensors"}
         assert {path.stat().st_mode & 0o777 for path in files} == {0o640}
+
+
+@pytest.mark.parametrize(
+    "tuning", [FullTuning(), LoraTuning(rank=2, alpha=4)], ids=["full", "lora"]
+)
+def test_a_save_to_a_full_disk_is_said_and_leaves_what_was_there(model_dir, tuning, tmp_path):
+    adapter = load_adapter(model_dir)
+    tuning.prepare(adapter, seed=0)
+    (tmp_path / "step_1").mkdir()
+    (tmp_path / "step_1" / "before").touch()
+    words = r"step_1 cannot be written: .*File too large"
+    with no_file_longer_than(500), pytest.raises(SaveError, match=words):
+        tuning.save(adapter, tmp_path / "step_1", writes=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["step_1", "before"]
 
 
 @pytest.mark.parametrize("idle", [0, 1])

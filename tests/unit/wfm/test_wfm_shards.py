@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from full_disks import no_file_longer_than
 from PIL import Image
 
 from cosmos_wfm import (
@@ -217,6 +218,29 @@ def test_an_index_is_kept_and_used_for_this_very_file_only(shards, tmp_path):
         write_shard(shard, pair(f"new-{shard.stem}", 1))
     assert len(kept.build()) == 4
     assert first.identity(0) != shards.build().identity(0)
+
+
+def test_an_index_that_was_torn_is_made_anew(shards, tmp_path):
+    kept = replace(shards, index=str(tmp_path / "index"))
+    kept.build()
+    whole = {path: path.read_bytes() for path in (tmp_path / "index").iterdir()}
+    for torn, path in zip((b"", b"{}", b"\xff"), whole, strict=False):
+        path.write_bytes(torn)
+
+    assert len(kept.build()) == 12
+    assert {path: path.read_bytes() for path in (tmp_path / "index").iterdir()} == whole
+
+
+def test_an_index_that_cannot_be_kept_is_said(shards, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CaptionDataError, match=r"index: .*/file/index cannot be written: Not a"):
+        replace(shards, index=str(tmp_path / "file" / "index")).build()
+    with (
+        no_file_longer_than(10),
+        pytest.raises(CaptionDataError, match=r"File too large; .* leave index empty"),
+    ):
+        replace(shards, index=str(tmp_path / "index")).build()
+    assert not list((tmp_path / "index").iterdir())
 
 
 def test_videos_come_from_shards_too(tmp_path):

@@ -5,6 +5,7 @@ restarted run, or another replica, asks the same question.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -261,7 +262,7 @@ def json_row(line: bytes, where: str) -> Any:
         PromptDataError: beginning with ``where``.
     """
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8-sig"))  # some write a mark in front
     except UnicodeDecodeError as error:
         raise PromptDataError(f"{where}: not UTF-8: {error}") from error
     except json.JSONDecodeError as error:
@@ -357,4 +358,6 @@ def _answer(answer: Any, where: str) -> str | None:
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         kind = type(answer).__name__
         raise PromptDataError(f"{where}: field 'answer' has to be text or a number, found {kind}")
+    if not math.isfinite(answer):  # as tables have them where nothing is
+        raise PromptDataError(f"{where}: field 'answer' is {answer}, which nobody could say")
     return str(answer)

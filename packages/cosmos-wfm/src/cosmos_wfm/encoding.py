@@ -11,6 +11,7 @@ broken is computed again.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -87,15 +88,27 @@ class EncodedCache:
         return EncodedSample(latents, text), prompt
 
     def save(self, identity: str, sample: EncodedSample, prompt: str) -> None:
-        """Write a sample; the file appears whole."""
+        """Write a sample; the file appears whole.
+
+        Raises:
+            WfmConfigError: if it cannot be written, as on a full disk.
+        """
         path = self._path(identity)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {_LATENTS: sample.latents, **{_TEXT + k: v for k, v in sample.text.items()}}
         # no number of a process: those of ranks on several nodes are alike
         partial = path.with_suffix(f".{uuid4().hex}.partial")
         whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_tensors(whole, partial, {"prompt": prompt, "sample": identity})
-        partial.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(whole, partial, {"prompt": prompt, "sample": identity})
+            partial.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise WfmConfigError(
+                f"cache: {self._directory} cannot be written: {error.strerror or error}; make "
+                "room, name another directory, or leave cache empty, which encodes each time"
+            ) from error
 
     def _path(self, identity: str) -> Path:
         name = hashlib.sha256(identity.encode()).hexdigest()[:40]

@@ -47,5 +47,9 @@ class TrainingStoppedError(WfmError):
     """A run that was asked to stop before its end: raised when what it has done is kept."""
 
 
+class SaveError(WfmError):
+    """A save that cannot be written, as to a full disk: raised by the rank that writes."""
+
+
 class UploadError(WfmError):
     """A save that cannot be copied to an object store: raised after it was written locally."""

@@ -30,8 +30,9 @@ COLOURS: Mapping[str, tuple[float, float, float]] = {
     "black": (0.02, 0.02, 0.02),
 }
 SHAPES = ("diamond", "disc", "square", "triangle")
-_SYNONYMS = {"circle": "disc", "box": "square", "rhombus": "diamond"}
-_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+_SYNONYMS = {"circle": "disc", "disk": "disc", "box": "square", "rhombus": "diamond"}
+_FEW = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+_NUMBERS = {**_FEW, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12}
 _RELATIONS: Mapping[str, Callable[["SeenShape", "SeenShape"], bool]] = {
     "left of": lambda one, other: one.x < other.x,
     "right of": lambda one, other: one.x > other.x,
@@ -100,7 +101,7 @@ def read_scene(prompt: str) -> Scene:
     Raises:
         WfmConfigError: if it names no shape, or a relation without two objects.
     """
-    number, colour = "|".join(_NUMBERS), "|".join(COLOURS)
+    number, colour = "|".join([*_NUMBERS, "[1-9][0-9]?"]), "|".join(COLOURS)
     names = "|".join([*SHAPES, *_SYNONYMS])
     pattern = rf"\b(?:({number})\s+)?(?:({colour})\s+)?({names})(?:s|es)?\b"
     text = prompt.lower()
@@ -108,7 +109,7 @@ def read_scene(prompt: str) -> Scene:
         WantedShape(
             shape=_SYNONYMS.get(found[3], found[3]),
             colour=found[2] or "",
-            num=_NUMBERS[found[1] or "a"],
+            num=_NUMBERS.get(found[1] or "a") or int(found[1]),
         )
         for found in re.finditer(pattern, text)
     )

@@ -8,33 +8,28 @@ then each sample by the one range of bytes that holds its members.
 
 import hashlib
 import io
-import json
 import re
-import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 from fsspec.core import url_to_fs
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems, prompt_of
-from cosmos_wfm.captions import IMAGE_SUFFIXES, fit_sizes, read_image
+from cosmos_wfm.captions import fit_sizes, read_image
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.prompt_lengths import evenly_spaced
 from cosmos_wfm.ranges import check_at_least
-from cosmos_wfm.videos import VIDEO_SUFFIXES, read_clip
+from cosmos_wfm.shard_index import find_samples, read_index, write_index
+from cosmos_wfm.videos import read_clip
 
-_CAPTIONS = ("json", "txt")
-_IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
-_VIDEOS = tuple(suffix.removeprefix(".") for suffix in VIDEO_SUFFIXES)
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_HEADER_BLOCK = 1 << 17
+_BETWEEN = 1 << 17
 _MOST_CAPTIONS = 100
 _INDEX = "all captions, nothing twice"
 """Another one for each change of what an index holds."""
@@ -119,7 +114,7 @@ class _Shard:
         """Return captions and media, by one request if nothing large lies between them."""
         parts = [*sample.captions.values(), sample.media]
         first, last = min(start for start, _ in parts), max(start + size for start, size in parts)
-        if last - first > 2 * sum(size for _, size in parts) + _HEADER_BLOCK:
+        if last - first > 2 * sum(size for _, size in parts) + _BETWEEN:
             found = [self._range(start, start + size) for start, size in parts]
         else:
             data = self._range(first, last)
@@ -233,16 +228,10 @@ class ShardCaptions(Sequence[CaptionedImage]):
         except OSError as error:
             raise CaptionDataError(f"{url} cannot be read: {error}") from error
         kept = self._kept_index(url, version)
-        if kept is not None and kept.is_file():
-            found = json.loads(kept.read_text(encoding="utf-8"))
-            samples, problems = found["samples"], found["problems"]
-        else:
-            samples, problems = _index(files, path, url, video=self._config.frames > 1)
-            if kept is not None:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                partial = kept.with_suffix(f".{uuid4().hex}.partial")
-                partial.write_text(json.dumps({"samples": samples, "problems": problems}))
-                partial.replace(kept)
+        found = read_index(kept) if kept is not None else None
+        samples, problems = found or find_samples(files, path, url, video=self._config.frames > 1)
+        if kept is not None and found is None:
+            write_index(kept, samples, problems)
         for problem in problems:
             self.problems.add(problem)
         rows = tuple(
@@ -332,55 +321,3 @@ def _locations(path: str) -> list[tuple[Any, str]]:
     if not found:
         raise CaptionDataError(f"there is no shard at {path}")
     return found
-
-
-# Rows of an index: key, (offset, length) of each kind of caption, and of the media
-_Row = tuple[str, dict[str, tuple[int, int]], tuple[int, int]]
-
-
-def _index(files: Any, path: str, url: str, *, video: bool) -> tuple[list[_Row], list[str]]:
-    """Read a shard's headers; return its samples, and what is wrong with others."""
-    members: dict[str, dict[str, tuple[int, int]]] = {}
-    problems, twice = list[str](), set[str]()
-    try:
-        with (
-            files.open(path, "rb", block_size=_HEADER_BLOCK) as stream,
-            tarfile.open(fileobj=stream, mode="r:") as tar,
-        ):
-            for member in tar:
-                key, kind = _key_and_kind(member.name)
-                # without a key: what systems put beside others, as ._0001.jpg
-                if key and member.isfile():
-                    twice |= {key} if kind in members.setdefault(key, {}) else set()
-                    members[key][kind] = (member.offset_data, member.size)
-    except (tarfile.TarError, EOFError) as error:
-        problems.append(f"{url}: no whole tar file: {error}; {len(members)} samples before that")
-        if members:  # the last one may be cut short
-            members.pop(list(members)[-1])
-    except OSError as error:
-        raise CaptionDataError(f"{url} cannot be read: {error}") from error
-    rows: list[_Row] = []
-    for key, kinds in members.items():
-        captions = {kind: kinds[kind] for kind in _CAPTIONS if kind in kinds}
-        media = [kind for kind in (_VIDEOS if video else _IMAGES) if kind in kinds]
-        if key in twice:
-            problems.append(f"{url} {key}: there are two samples of that name, or two versions")
-        elif captions and len(media) == 1:
-            rows.append((key, captions, kinds[media[0]]))
-        else:
-            wanted = "videos" if video else "images"
-            problems.append(
-                f"{url} {key}: {len(captions)} captions and {len(media)} {wanted}, one of each "
-                f"is needed; it has {', '.join(sorted(kinds))}"
-            )
-    return rows, problems
-
-
-def _key_and_kind(name: str) -> tuple[str, str]:
-    """Split a member's path at the first dot of its last part, as webdataset does.
-
-    What is hidden has no key.
-    """
-    directory, slash, last = name.rpartition("/")
-    stem, _, kind = last.partition(".")
-    return directory + slash + stem if stem else "", kind.lower()

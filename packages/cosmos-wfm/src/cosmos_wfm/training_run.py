@@ -214,6 +214,7 @@ class TrainingRun:
             TrainingStoppedError: if it was asked to stop; a checkpoint has what it has done.
             NoRewardsError: if a step raises it; likewise.
             CheckpointError: if a checkpoint cannot be read or written.
+            SaveError: if a save cannot be written.
             UploadError: if a save cannot be uploaded.
         """
         outputs = self.outputs

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_parallel import Learner, share_tensor_files
 from cosmos_wfm.adapter import DiffusionModelAdapter
-from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.errors import SaveError, WfmConfigError
 from cosmos_wfm.experts import denoisers_of, own_state
 
 ADAPTER_NAME = "default"
@@ -213,11 +214,19 @@ def _unsharded_class(module: nn.Module) -> Any:
 
 
 def _write_whole(directory: Path, write: Any) -> None:
-    """Have ``write`` fill a directory beside the target, then put it in place: all or nothing."""
+    """Have ``write`` fill a directory beside the target, then put it in place: all or nothing.
+
+    Raises:
+        SaveError: if it cannot be written; what was begun is removed.
+    """
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write(partial)
-    share_tensor_files(partial)
-    shutil.rmtree(directory, ignore_errors=True)
-    partial.rename(directory)
+    try:
+        partial.mkdir(parents=True)
+        write(partial)
+        share_tensor_files(partial)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+    except (OSError, SafetensorError) as error:  # the latter has a full disk in its text alone
+        shutil.rmtree(partial, ignore_errors=True)
+        raise SaveError(f"{directory} cannot be written: {error}") from error

@@ -11,14 +11,18 @@ _LONGEST_TRY_S = 15.0
 DISK_FULL = "MISCONF"
 """What is in each refusal of a server that cannot write to its disk."""
 
-# Words of refusals that may pass, also where a script's error holds them; and what to do.
+# Words of refusals that may pass, also where a script's error holds them; and what to do. Of some
+# the client takes the code away, as CLUSTERDOWN: what stands behind it is looked for.
 _PASSING = (
     ("maxmemory", "it holds as much as its maxmemory allows: raise that, or lower staleness.depth"),
     ("read only replica", "it is a replica of another server: give the address of its primary"),
     ("UNBLOCKED", "it has become a replica of another server: give the address of its primary"),
     (DISK_FULL, "it cannot write its data to disk: look at its disk and its log"),
     ("NOREPLICAS", "it wants replicas that are not there: see its min-replicas-to-write"),
-    ("MASTERDOWN", "it is a replica whose primary is away: give the address of the primary"),
+    ("Link with MASTER", "it is a replica whose primary is away: give the address of the primary"),
+    ("cluster is down", "it is of a cluster without some of its primaries: see CLUSTER INFO"),
+    ("slot not served", "it is of a cluster without some of its primaries: see CLUSTER INFO"),
+    (" is busy running", "it runs the script of somebody else, which ends by SCRIPT KILL"),
 )
 
 

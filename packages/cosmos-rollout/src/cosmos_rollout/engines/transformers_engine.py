@@ -5,8 +5,10 @@ other engines have to agree with. Needs torch, which is why it is not imported w
 """
 
 import asyncio
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -62,12 +64,13 @@ class _Row:
 class _Cohort:
     """Requests with prompts of one length, admitted together: they need no padding, ever."""
 
-    def __init__(self, rows: list[_Row], device: torch.device) -> None:
+    def __init__(self, rows: list[_Row], model: PreTrainedModel) -> None:
         self.rows = rows
+        self._model = model
+        self._cache_name = _cache_name(model)
         prompts = [row.request.prompt_token_ids for row in rows]
-        self.tokens = torch.tensor(prompts, dtype=torch.int64, device=device)  # [rows, T]
-        self.cache = DynamicCache()
-        self.num_cached = 0
+        self.tokens = torch.tensor(prompts, dtype=torch.int64, device=model.device)  # [rows, T]
+        self.forget_cache()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop the other rows."""
@@ -75,18 +78,17 @@ class _Cohort:
         self.rows = [self.rows[row] for row in rows]
         self.tokens = self.tokens[index]
         if self.num_cached:
-            self.cache.batch_select_indices(index)
+            chosen = cast(torch.LongTensor, index)
+            self.cache.reorder_cache(chosen)  # states of linear attention too, unlike others
 
     def forget_cache(self) -> None:
         """Have the next step compute keys and values of everything anew."""
-        self.cache, self.num_cached = DynamicCache(), 0
+        self.cache, self.num_cached = DynamicCache(config=self._model.config), 0
 
-    def step(self, model: PreTrainedModel) -> list[DecodedToken]:
+    def step(self) -> list[DecodedToken]:
         """Sample the next token of each row."""
-        fresh = self.tokens[:, self.num_cached :]
-        output = model(
-            input_ids=fresh, past_key_values=self.cache, use_cache=True, logits_to_keep=1
-        )
+        fresh, cached = self.tokens[:, self.num_cached :], {self._cache_name: self.cache}
+        output = self._model(input_ids=fresh, use_cache=True, logits_to_keep=1, **cached)
         self.num_cached = self.tokens.shape[1]
         drawn = [
             DecodedToken(
@@ -110,6 +112,10 @@ class ModelDecoder:
         model: a causal language model in evaluation mode.
         kv: whether new weights go on with the old keys and values, or compute them anew.
         context_length: most tokens of prompt and response; the model's own limit if 0.
+
+    Raises:
+        EngineStartError: if the model has no such limit, or keeps what it has read in a way of its
+            own.
     """
 
     def __init__(
@@ -117,7 +123,8 @@ class ModelDecoder:
     ) -> None:
         self._model = model
         self._kv: KvPolicy = kv
-        self._context_length = context_length or int(model.config.max_position_embeddings)
+        self._context_length = context_length or _longest(model)
+        _cache_name(model)
         self._cohorts: list[_Cohort] = []
         self._device = model.device
         self._given_up: dict[str, torch.Size] = {}
@@ -138,7 +145,7 @@ class ModelDecoder:
         for request in requests:
             generator = torch.Generator().manual_seed(request.sampling.seed)
             by_length.setdefault(len(request.prompt_token_ids), []).append(_Row(request, generator))
-        self._cohorts += [_Cohort(rows, self._model.device) for rows in by_length.values()]
+        self._cohorts += [_Cohort(rows, self._model) for rows in by_length.values()]
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Drop these rows and their keys and values."""
@@ -154,7 +161,7 @@ class ModelDecoder:
     @torch.no_grad()
     def step(self) -> Sequence[DecodedToken]:
         """Run the model once per cohort."""
-        return [token for cohort in self._cohorts for token in cohort.step(self._model)]
+        return [token for cohort in self._cohorts for token in cohort.step()]
 
     def load(self, staged: StagedWeights) -> None:
         """Copy the tensors into the model, all of them or none.
@@ -190,6 +197,31 @@ class ModelDecoder:
     def _forget_caches(self) -> None:
         for cohort in self._cohorts:
             cohort.forget_cache()
+
+
+def _longest(model: PreTrainedModel) -> int:
+    """Return how many tokens a model was made for."""
+    found: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not found:
+        raise EngineStartError(
+            f"{type(model).__name__} does not tell its longest context: set context_length"
+        )
+    return found
+
+
+def _cache_name(model: PreTrainedModel) -> str:
+    """Return the argument by which a model is given what it keeps of the tokens before.
+
+    One that has none would begin with each token anew, without a word.
+    """
+    named = inspect.signature(model.forward).parameters
+    for name in ("past_key_values", "cache_params"):  # of attention, and of Mamba's states
+        if name in named:
+            return name
+    raise EngineStartError(
+        f"{type(model).__name__} keeps what it has read in a way of its own, which the "
+        "transformers engine does not know: use vLLM, if it has the model"
+    )
 
 
 def _match(
@@ -242,8 +274,7 @@ async def start_transformers_scorer(
         EngineMemoryError: if the device has no room for it.
     """
     model = await _load_model(setup, dtype, device)
-    most = context_length or int(model.config.max_position_embeddings)
-    return ModelScorer(model, context_length=most)
+    return ModelScorer(model, context_length=context_length or _longest(model))
 
 
 async def _load_model(setup: EngineSetup, dtype: str, device: str) -> PreTrainedModel:

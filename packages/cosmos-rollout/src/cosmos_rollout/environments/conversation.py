@@ -1,8 +1,9 @@
 """One conversation of an environment with an engine, every token of it on a tape."""
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -57,6 +58,8 @@ class Conversation:
         self._fault: BaseException | None = None
         self._is_answering = False
         self._deadline: asyncio.Timeout | None = None
+        self._num_uncounted = 0
+        self._left_s: float | None = None
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
         """Say what is new and return the answer; see `Chat.reply`."""
@@ -74,6 +77,21 @@ class Conversation:
             self._is_answering = False
             self._allow()  # also for what it makes of an error
         return self._last
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Generator[None]:
+        """Stop the environment's time; see `TimedChat.uncounted`."""
+        if self._deadline is not None and not self._num_uncounted:
+            now, until = asyncio.get_running_loop().time(), self._deadline.when()
+            self._left_s = None if until is None else until - now
+            self._suspend()
+        self._num_uncounted += 1
+        try:
+            yield
+        finally:
+            self._num_uncounted -= 1
+            if not self._num_uncounted and self._left_s is not None:
+                self._allow(self._left_s)
 
     async def play(self, environment: Environment, row: PromptRow, seed: int) -> Episode:
         """Have the environment play with this chat; return the episode.
@@ -202,11 +220,11 @@ class Conversation:
             marked_token_ids=self._asked if self._images else (),
         )
 
-    def _allow(self) -> None:
-        """Start the environment's time."""
-        if self._deadline is not None:
+    def _allow(self, left_s: float | None = None) -> None:
+        """Start the environment's time, all of it or what is left."""
+        if self._deadline is not None and not self._deadline.expired():
             now = asyncio.get_running_loop().time()
-            self._deadline.reschedule(now + self._limits.timeout_s)
+            self._deadline.reschedule(now + (self._limits.timeout_s if left_s is None else left_s))
 
     def _suspend(self) -> None:
         """Stop the environment's time: the model is at it."""

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from cosmos_core.trajectory import FinishReason
 from cosmos_rollout.environments.tool_calls import ToolCall
@@ -49,6 +50,15 @@ class Chat(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedChat(Chat, Protocol):
+    """A chat that counts the environment's time, but for what has a limit of its own."""
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Stop the environment's time in a ``with``; of several at a time the last starts it."""
+        ...
+
+
 class Environment(Protocol):
     """Plays episodes, many at a time, from one asyncio loop.
 
@@ -80,7 +90,8 @@ class EpisodeLimits:
     Attributes:
         max_turns: the model speaks this often at most.
         timeout_s: seconds that the environment may take between two replies; the time that the
-            model takes is not counted. An episode that takes longer has failed.
+            model takes is not counted, nor that in which calls of tools wait for a worker process
+            or have one. An episode that takes longer has failed.
         tool_format: how the model writes calls: "hermes", "llama3_json", "mistral", "qwen3_coder",
             "deepseek_v3", "harmony", "glm45", "kimi_k2"; "response_template": as the tokenizer
             states; "auto": as its chat template writes them, and Hermes' where it writes none.

@@ -8,15 +8,15 @@ that sees, an observation may be what the environment renders.
 import asyncio
 import io
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from cosmos_rollout.environments.environment import Chat, opening
+from cosmos_rollout.environments.own_thread import OwnThread
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.prompts import PromptRow
@@ -24,6 +24,7 @@ from cosmos_rollout.user_code import check_reference, load_callable
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _SEED_LIMIT = 1 << 31
+_CLOSE_S = 5.0
 _Content = str | Sequence[Mapping[str, Any]]
 _Run = Callable[..., Awaitable[Any]]
 """Calls a function with arguments in the environment's thread."""
@@ -73,6 +74,7 @@ class GymnasiumEnvironment:
 
     def __init__(self, config: GymnasiumEnvironmentConfig) -> None:
         self._config = config
+        self._threads: set[OwnThread] = set()
         self._observe: Callable[[Any], str] = (
             load_callable(config.observe) if config.observe else observation_text
         )
@@ -101,18 +103,23 @@ class GymnasiumEnvironment:
 
     async def play(self, row: PromptRow, chat: Chat, seed: int) -> Mapping[str, float]:
         """Play until the environment ends, or the model may say no more."""
-        thread = ThreadPoolExecutor(1)  # what renders may have to stay in the thread it began in
-        run = partial(asyncio.get_running_loop().run_in_executor, thread)
-        env = await run(self._make)
+        # what renders may have to stay in the thread it began in
+        thread = OwnThread(f"episode of {self._config.id}")
+        self._threads = {each for each in self._threads if each.is_alive()} | {thread}
+        last: list[Callable[[], object]] = []
         try:
+            env = await thread.run(self._make)
+            last.append(env.close)
             begin = int(row.fields.get(self._config.seed_field, seed)) % _SEED_LIMIT
-            return {"environment": await self._steps(run, env, chat, (opening(row), begin))}
+            return {"environment": await self._steps(thread.run, env, chat, (opening(row), begin))}
         finally:
-            thread.submit(env.close)  # after a step that may never end
-            thread.shutdown(wait=False)
+            thread.end(*last)  # after a step that may never end
 
     async def aclose(self) -> None:
-        """Do nothing: each episode closes its own."""
+        """Wait a moment for episodes to close theirs; a step that never ends is left alone."""
+        until = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, max(0.0, until - time.monotonic()))
 
     async def _steps(
         self, run: _Run, env: Any, chat: Chat, begin: tuple[Sequence[Message], int]
@@ -213,12 +220,12 @@ def numbers_action(text: str, space: Any) -> Any:  # a gymnasium.Space, and an e
         raise ValueError(f"expected {sample.size} numbers of {space}, found {len(found)}")
     try:
         numbers = np.array([float(number) for number in found]).reshape(sample.shape)
-        action = numbers.astype(sample.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):  # what does not fit is told below
+            action = numbers.astype(sample.dtype)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"expected an action of {space}: {error}") from error
-    if not np.allclose(action, numbers) or not space.contains(
-        action if action.ndim else action[()]
-    ):
+    fits = bool(np.isfinite(numbers).all()) and np.allclose(action, numbers)
+    if not fits or not space.contains(action if action.ndim else action[()]):
         raise ValueError(f"expected an action of {space}, found {' '.join(found)}")
     return action if action.ndim else action[()]
 

@@ -10,6 +10,7 @@ answered by words that say so: that too is something a model can learn from.
 """
 
 import asyncio
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Literal, cast
 
 from pebble import ProcessExpired
 
-from cosmos_rollout.environments.environment import Chat, opening
+from cosmos_rollout.environments.environment import Chat, TimedChat, opening
 from cosmos_rollout.environments.tool_calls import ToolCall
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import UserCodeError
@@ -95,15 +96,16 @@ class ToolEnvironment:
             reply = await chat.reply(messages)
             if reply.is_last or not reply.calls:
                 return {}
-            messages = await asyncio.gather(*(self._answer(call) for call in reply.calls))
+            timed = chat if isinstance(chat, TimedChat) else None
+            messages = await asyncio.gather(*(self._answer(call, timed) for call in reply.calls))
 
     async def aclose(self) -> None:
         """End the worker processes. Idempotent."""
         await self._workers.aclose()
 
-    async def _answer(self, call: ToolCall) -> Message:
+    async def _answer(self, call: ToolCall, timed: TimedChat | None) -> Message:
         try:
-            content = call.problem or await self._run(call)
+            content = call.problem or await self._run(call, timed)
         except TimeoutError:
             content = f"error: {call.name} took longer than {self._config.timeout_s} s"
         except ProcessExpired as error:
@@ -115,7 +117,7 @@ class ToolEnvironment:
         shown = {"tool_call_id": call.call_id, "name": call.name, "content": content}
         return {"role": "tool", **shown}
 
-    async def _run(self, call: ToolCall) -> str:
+    async def _run(self, call: ToolCall, timed: TimedChat | None) -> str:
         function = self._functions.get(call.name)
         if function is None:
             names = ", ".join(self._functions)
@@ -125,7 +127,9 @@ class ToolEnvironment:
                 return await _call_here(function, call.arguments)
         where, arguments = self._references[call.name], dict(call.arguments)
         asked = (where, arguments, self._config.result_chars + 1)  # one more: it is cut here
-        return await self._workers.run(call_in_worker, asked, self._config.timeout_s)
+        # who waits for a worker waits for the calls of other episodes, which have a limit each
+        with timed.uncounted() if timed is not None else contextlib.nullcontext():
+            return await self._workers.run(call_in_worker, asked, self._config.timeout_s)
 
 
 def describe(function: Callable[..., Any]) -> Mapping[str, object]:

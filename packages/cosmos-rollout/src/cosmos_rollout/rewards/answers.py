@@ -10,10 +10,15 @@ from typing import Literal
 
 from cosmos_rollout.errors import RewardError
 from cosmos_rollout.rewards.builtin import COMPARE_S, check_main_thread, last_boxed, read_answers
+from cosmos_rollout.rewards.numerals import readable, readable_formula
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 
-_CLOTHES = r"(?:[\s*_$(\[{>\"'`]|\\\(|\\(?:text|math)[a-z]*)*+"
+_CLOTHES = r"(?:[\s*_$(\[{>\"'`\u201c]|\\\(|\\(?:text|math)[a-z]*)*+"
 _PRONOUN = r"(?:(?i:\s++is)?(?:\s*+:)?\s++I(?:['\u2019]|\s++(?!(?:is|because|since|as)\b)[a-z]))"
+_IS = r"(?i:\s++(?:is|(?:would|should|must)\s++be)(?:\s++(?:therefore|thus|hence))?|\u662f|\u4e3a)"
+_THE_OPTION = r"(?:(?i:(?:the\s++)?(?:option|choice|letter))\b[\s*_]*+)?"
+_WIDE = str.maketrans("\uff1a\uff08\uff09\uff0e", ":().")
+_SAID_OF_IT = r"(?:is|isn|are|was|and|or|not|can|cannot|would|does|has|seems)\b"
 _MINUS = "\u2212"
 _NUMBER = re.compile(r"(?:(?<![\w)\]])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
@@ -23,8 +28,9 @@ class MultipleChoiceReward:
     r"""1 if the letter chosen is the answer's.
 
     The choice is, in this order: the last ``\boxed{B}``; the last "answer is (B)", "**Answer:** B",
-    "<answer>B" and the like; the last "option B" or "choice B"; the response, if it is nothing but
-    a letter, as in "(B)", or begins "B." or "B)". "The answer I chose" names no option I.
+    "<answer>B", "answer must be option B" and the like; the last "answer B"; the last "option B" or
+    "choice B"; the response, if it is nothing but a letter, as in "(B)", or begins "B.", "B)" or
+    "(B) " and does not go through the options, A first. "The answer I chose" names no option I.
 
     Attributes:
         kind: selects this reward.
@@ -45,22 +51,29 @@ class MultipleChoiceReward:
     def build(self) -> RewardFunction:
         """Return the function."""
         one = f"[{self.letters}]"
+        word = rf"(?<!/)(?i:answer|\u7b54\u6848)(?!{_PRONOUN})[*_]*+"
+        letter = rf"{_CLOTHES}{_THE_OPTION}{_CLOTHES}({one})\b"
         said = [
-            re.compile(
-                rf"(?<!/)(?i:{word})(?!{_PRONOUN})[*_]*+(?i:\s++is)?[*_]*+\s*+:?{_CLOTHES}({one})\b"
-            )
-            for word in ("answer", "choice|option")
+            re.compile(rf"{word}(?:{_IS}[*_]*+\s*+:?|>|\s*+[:=]|[ *_]*+\n){letter}"),
+            re.compile(rf"{word}\s*+{letter}"),
+            re.compile(rf"(?<!/)(?i:choice|option)(?!{_PRONOUN})[*_]*+{_IS}?[*_]*+\s*+:?{letter}"),
         ]
-        alone = re.compile(rf"\(?({one})\)?\.?|({one})[.):]\s.*", re.DOTALL)
+        alone = re.compile(
+            rf"[(\[]?({one})[)\]]?\.?|({one})[.):]\s.*|\(({one})\)\s+(?!{_SAID_OF_IT}).*", re.DOTALL
+        )
+        label = re.compile(rf"^[\s*(\[]*+({one})[.):\]]", re.MULTILINE)
 
         def choice(text: str) -> str | None:
-            boxed = last_boxed(text)
+            boxed, text = last_boxed(text), text.translate(_WIDE)
             if boxed is not None:
-                text = re.sub(r"\\(?:text|math)[a-z]*|[{}]", "", boxed)
+                text = re.sub(r"\\(?:text|math)[a-z]*|[{}]", "", boxed.translate(_WIDE))
+                text = re.sub(r"\\[ ,;:]", " ", text)
             elif found := next(filter(None, (words.findall(text) for words in said)), None):
                 return str(found[-1])
-            match = alone.fullmatch(text.replace("*", "").strip())
-            return (match[1] or match[2]) if match else None
+            match = alone.fullmatch(text.replace("*", "").strip(" \n\t\"'`$"))
+            if match is None or "".join(label.findall(text)[:2]) == self.letters[:2]:
+                return None  # it goes through the options
+            return match[1] or match[2] or match[3]
 
         def score(sample: RewardInput) -> float:
             wanted = choice(answer_of(sample, self.name))
@@ -134,7 +147,10 @@ class MathReward:
             wanted = from_answer(answer)
             if not wanted:
                 raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
-            said = parse(sample.response)
+            response, boxed = sample.response, last_boxed(sample.response)
+            if boxed:
+                response = response.replace(boxed, readable_formula(boxed))
+            said = parse(readable(response))
             return float(verify(wanted, said, timeout_seconds=COMPARE_S))
 
         return score

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.numerals import readable, readable_formula
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 from cosmos_rollout.user_code import check_reference, load_callable
 
@@ -84,7 +85,8 @@ class BoxedMathReward:
             wanted = from_answer(answer)
             if not wanted:
                 raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
-            return float(verify(wanted, parse(f"${boxed}$"), timeout_seconds=COMPARE_S))
+            said = parse(f"${readable_formula(boxed)}$")
+            return float(verify(wanted, said, timeout_seconds=COMPARE_S))
 
         return score
 
@@ -206,10 +208,12 @@ def read_answers(parse: Callable[[str], list[Any]]) -> Callable[[str], list[Any]
     def read(answer: str) -> list[Any]:
         boxed = last_boxed(answer)
         if boxed is not None:
-            return parse(f"${boxed}$")
+            return parse(f"${readable_formula(boxed)}$")
         if _MARKED.search(answer) or _IN_WORDS.search(_COMMAND.sub(" ", answer)):
-            return parse(answer) or parse(f"${answer}$")
-        return parse(f"${answer}$") or parse(answer)
+            told = readable(answer)
+            return parse(told) or parse(f"${told}$")
+        told = readable_formula(answer)
+        return parse(f"${told}$") or parse(told)
 
     return read
 

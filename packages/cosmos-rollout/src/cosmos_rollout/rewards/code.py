@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.questions import what_is_not_run
 from cosmos_rollout.rewards.sandbox import (
     SandboxLimits,
     SandboxProtection,
@@ -31,7 +32,7 @@ class CodeReward:
     is not marked; or the whole response if it has none. The row's field ``field`` holds the tests:
     a text, run after the program, as in ``assert f(2) == 4``; or a list, of such texts or of
     ``{"input": ..., "output": ...}``, standard input and what has to be printed, blanks at line
-    ends aside.
+    ends aside. A text that only defines functions or classes is refused: call them behind it.
 
     What is expected stays out of the program's reach: of ``assert f(2) == 4`` it is only asked for
     ``f(2)``, a plain value or one of a class that derives from one. So leaving early, printing
@@ -147,6 +148,13 @@ def _tests(found: Any, config: CodeReward) -> Sequence[str | tuple[str, str]]:  
             f"reward {config.name}: field {config.field!r} of the data row has to be a test or a "
             f"list of tests, each a text or an object with 'input' and 'output'"
         )
+    for test in tests:
+        problem = what_is_not_run(test) if isinstance(test, str) else ""
+        if problem:
+            raise RewardError(
+                f"reward {config.name}: field {config.field!r} of the data row has a test that "
+                f"tells no program from another: {problem}"
+            )
     return cast(Sequence[str | tuple[str, str]], tests)
 
 

@@ -14,6 +14,15 @@ from types import MappingProxyType
 from typing import Any, cast
 
 _ANSWER = "__answer__"
+_UNITTEST = "assert unittest.main(exit=False).result.wasSuccessful()"
+_DEFINING = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Import,
+    ast.ImportFrom,
+    ast.Pass,
+)
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = MappingProxyType(
     {
         ast.Eq: operator.eq,
@@ -96,6 +105,40 @@ def ask(test: str) -> AskedTest:
             statement.body = [*asked, *statement.body[certain:]]
     tree.body = _asked(tree.body, questions, 1)
     return AskedTest(text=ast.unparse(ast.fix_missing_locations(tree)), questions=tuple(questions))
+
+
+@lru_cache(maxsize=1024)
+def what_is_not_run(test: str) -> str:
+    """Say why a test would hold for any program, or for none, since nobody runs its checks.
+
+    Empty for a test that does something of its own, or cannot be read.
+    """
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    alone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    if any(isinstance(value, ast.Call) and _is_unittest(value.func) for value in alone):
+        return f"unittest.main() ends it, or tells nothing: write {_UNITTEST} in its place"
+    if not all(isinstance(node, _DEFINING) or _is_constant(node) for node in tree.body):
+        return ""
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if defined:
+        names = ", ".join(defined[:3])
+        return f"it defines {names} and calls nothing: write {defined[0]}(...) behind it"
+    classes = any(isinstance(node, ast.ClassDef) for node in tree.body)
+    return f"it asserts nothing{f': write {_UNITTEST} behind it' if classes else ''}"
+
+
+def _is_unittest(called: ast.expr) -> bool:
+    return ast.unparse(called) == "unittest.main"
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    """Whether a statement only gives names to constants, or is a text for readers."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr):
+        return False
+    return node.value is None or _plain(node.value)[1]
 
 
 def _calls_of_functions(body: Sequence[ast.stmt]) -> Mapping[str, int]:

@@ -86,7 +86,7 @@ class GenEval:
         scale = min(_SHORTER / min(height, width), _LONGER / max(height, width))
         larger = resized(pictures, round(height * scale), round(width * scale))
         seen = self._model(pixel_values=normalised(larger, _MEAN, _STD))
-        chances, classes = seen.logits.softmax(-1)[..., :-1].max(-1)
+        chances, classes = chances_of(seen.logits, self._model.config.num_labels).max(-1)
         names: Mapping[int, str] = self._model.config.id2label
         return [
             [
@@ -98,6 +98,17 @@ class GenEval:
             ]
             for row, p in enumerate(pictures)
         ]
+
+
+def chances_of(logits: Float[Tensor, "B N L"], num_classes: int) -> Float[Tensor, "B N C"]:
+    """Return the probability of each class.
+
+    DETR, YOLOS and Table Transformer have one logit more, the last, for "no object"; RT-DETR,
+    Deformable DETR and others have one for each class, which is there or not.
+    """
+    if logits.shape[-1] == num_classes:
+        return logits.sigmoid()
+    return logits.softmax(-1)[..., :num_classes]
 
 
 def share_right(wanted: Sequence[Mapping[str, Any]], found: Sequence[FoundObject]) -> float:

@@ -19,6 +19,8 @@ _QUESTION = (
     'What was asked for: "{prompt}". Answer with one number from 0 (not at all) to 10.'
 )
 _BEST = 10.0
+_SCALE = re.compile(r"\b[01]\s*(?:to|-|\u2013|and|through)\s*10\b", re.IGNORECASE)
+"""What many a model says again before its mark."""
 
 
 class Judge:
@@ -83,12 +85,12 @@ class Judge:
 
 
 def mark_of(answer: str) -> float:
-    """Return the first number of an answer over 10, cut to [0, 1].
+    """Return the first number of an answer over 10, cut to [0, 1]; "from 0 to 10" is none.
 
     Raises:
         RewardServiceError: if there is none.
     """
-    found = re.search(r"\d+(?:\.\d+)?", answer)
+    found = re.search(r"\d+(?:\.\d+)?", _SCALE.sub(" ", answer))
     if found is None:
         raise RewardServiceError(f"judge: the answer {answer!r} has no number")
     return min(float(found[0]) / _BEST, 1.0)
