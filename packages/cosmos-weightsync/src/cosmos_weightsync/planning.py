@@ -32,8 +32,7 @@ def plan_transfer(
 ) -> TransferPlan:
     """Decide who sends what to whom, and who passes it on.
 
-    The same arguments give the same plan on every machine. Bytes travel in the senders' dtype; the
-    receivers' dtypes do not matter here.
+    The same arguments give the same plan on every machine. Bytes travel in the senders' dtype.
 
     Args:
         senders: What the sending ranks hold, in the dtype that goes over the wire.
