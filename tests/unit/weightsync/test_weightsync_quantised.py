@@ -305,6 +305,9 @@ def test_two_shards_of_one_rank_may_share_a_block():
         (torch.ones(()), RowwiseFp8(names=NAMES), "only matrices"),
         (torch.ones(()), NvFp4(names=NAMES), "only matrices"),
         (torch.ones(4, 7), NvFp4(names=NAMES), "must be even"),
+        (torch.ones(4, 8, dtype=torch.int64), BlockFp8(names=NAMES), "int64 is not quantised"),
+        (torch.ones(4, 8, dtype=torch.bool), MxFp8(names=NAMES), "bool is not quantised"),
+        (torch.ones(4, 8).to(torch.float8_e4m3fn), RowwiseFp8(names=NAMES), "e4m3fn is not quant"),
     ],
 )
 def test_what_has_no_blocks_is_refused(tensor, encoding, message):
