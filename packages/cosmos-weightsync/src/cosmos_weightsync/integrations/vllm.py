@@ -215,7 +215,7 @@ class VLLMWeightClient:
 
         Those that they are connected to cannot tell before they have their own first version.
         """
-        self._init_info["described_by"] = list(endpoints)
+        self._init_info["described_by"] = _listed(endpoints)
 
     async def connect(self, endpoints: Sequence[str]) -> Sequence[str]:
         """Use these senders from now on; of no effect if they are the ones in use.
@@ -237,7 +237,7 @@ class VLLMWeightClient:
 
         if tuple(endpoints) == self._endpoints:
             return self._reports
-        info = {**self._init_info, "endpoints": list(endpoints), "describe": "background"}
+        info = {**self._init_info, "endpoints": _listed(endpoints), "describe": "background"}
         _check_init_info(info)
         async with self._lock:
             deadline = time.monotonic() + self._timeout_s
@@ -364,6 +364,11 @@ class VLLMWeightClient:
 
 def _caches_prefixes(engine: AsyncEngine) -> bool:
     return bool(engine.vllm_config.cache_config.enable_prefix_caching)
+
+
+def _listed(endpoints: Sequence[str]) -> Sequence[str]:
+    """A list that is nobody else's; one string in place of several is left to be refused."""
+    return endpoints if isinstance(endpoints, str) else list(endpoints)
 
 
 def _check_init_info(info: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from cosmos_weightsync.errors import ConfigurationError
 from cosmos_weightsync.receiver_config import ReceiverConfig
 from cosmos_weightsync.reuse import Reused
 
@@ -53,6 +54,9 @@ class InitInfo(WeightTransferInitInfo):
         Raises:
             ConfigurationError: an option makes no sense.
         """
+        for endpoints in (self.endpoints, self.described_by):
+            if isinstance(endpoints, str):
+                raise ConfigurationError(f"endpoints are a list: [{endpoints!r}]")
         return ReceiverConfig(
             transport=self.transport,
             serve_host=self.serve_host,
