@@ -97,7 +97,7 @@ def test_a_version_stays_though_an_old_one_cannot_be_removed() -> None:
     storage_of_all = RemoteStorage("memory://weightsync-kept", {})
     sender_of_all = FileSender(shards_of([("weight", torch.zeros(3))]), storage_of_all)
     sender_of_all.publish(1)
-    with pytest.raises(StorageError, match="v00000001.*access denied"):
+    with pytest.raises(StorageError, match=r"v00000001.*access denied"):
         sender.publish(2)
     receiver = FileReceiver(storage_of_all)
     assert receiver.stage().version == 2

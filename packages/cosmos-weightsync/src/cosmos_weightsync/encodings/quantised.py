@@ -234,8 +234,8 @@ def _block(spec: ShardSpec, rows: int, columns: int) -> Extents:
         )
     if spec.dtype not in _QUANTISABLE:
         raise EncodingError(
-            f"{spec.name} {spec.global_shape}: {spec.dtype} is not quantised, only floating numbers "
-            "of 16 bits and more are; leave it out of the encoding's names"
+            f"{spec.name} {spec.global_shape}: {spec.dtype} is not quantised, only floating "
+            "numbers of 16 bits and more are; leave it out of the encoding's names"
         )
     return (*(1 for _ in spec.global_shape[:-2]), rows, columns)
 

@@ -95,8 +95,8 @@ def _check_biases(module: nn.Module, adapter: str, option: str) -> None:
     for live in live_tensors(module):
         if live.name.endswith(end) and not any(p in LORA_PARTS for p in live.name.split(".")):
             raise LayoutError(
-                f"adapter {adapter!r}: bias={option!r} trains {live.name}, which is no LoRA tensor; "
-                "publish the model, by merged_shards"
+                f"adapter {adapter!r}: bias={option!r} trains {live.name}, which is no LoRA "
+                "tensor; publish the model, by merged_shards"
             )
 
 
