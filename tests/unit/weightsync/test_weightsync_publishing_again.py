@@ -102,3 +102,12 @@ def test_a_version_stays_though_an_old_one_cannot_be_removed() -> None:
     receiver = FileReceiver(storage_of_all)
     assert receiver.stage().version == 2
     assert torch.equal(receiver.staged_shards()[0].tensor, torch.ones(3))
+
+
+def test_what_a_killed_writer_left_in_an_object_store_goes_with_the_next_version() -> None:
+    storage = RemoteStorage("memory://weightsync-left", {})
+    for version in (1, 2, 4):
+        storage.write(f"v{version:08d}/model-00001-of-00002.safetensors", [b"half"])
+    storage.write("vocabulary/merges.txt", [b"of somebody else"])
+    FileSender(shards_of([("weight", torch.ones(3))]), storage).publish(3)
+    assert storage.names() == ["v00000003", "v00000004", "vocabulary"]

@@ -272,6 +272,12 @@ class FileSender:
                 number = name.partition("-v")[2].partition("-")[0]
                 if number.isdecimal() and int(number) <= version:
                     self._storage.remove(name)
+            elif (  # Written in its place, and given up: it will not be published any more.
+                not self._storage.can_rename
+                and _number_of(name) in range(version)
+                and self._storage.size(f"{name}/{MANIFEST_NAME}") is None
+            ):
+                self._storage.remove(name)
 
     def _give_up(self, paths: tuple[str, str], error: BaseException) -> None:
         """Tell the other ranks, as far as the storage still works; leave no half version."""
@@ -347,6 +353,11 @@ def _index(manifest: Manifest) -> dict[str, Any] | None:
         "metadata": {"total_size": manifest.num_bytes},
         "weight_map": {spec.name: file for spec, file in specs},
     }
+
+
+def _number_of(name: str) -> int:
+    """Of the version whose directory this is; -1 if it is none."""
+    return int(name[1:]) if name.startswith("v") and name[1:].isdecimal() else -1
 
 
 def _remove_version(storage: Storage, name: str) -> None:
