@@ -24,6 +24,19 @@ async def test_a_client_says_so_before_it_asks_its_engine() -> None:
         await client.connect(["127.0.0.1:1"])
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: VLLMWeightClient(None, kv_cache="clear"), "kv_cache is 'clear'.*'recompute'"),
+        (lambda: InitInfo(missing="ignore").receiver_config(), "missing is 'ignore'.*'keep'"),
+        (lambda: InitInfo(describe="later").receiver_config(), "describe is 'later'.*'background'"),
+    ],
+)
+def test_a_word_that_there_is_not_is_not_taken_for_another(make, words) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()
+
+
 @pytest.mark.parametrize("version", ["7", None, 1.5])
 def test_a_version_is_a_whole_number(version: object) -> None:
     engine = object.__new__(CosmosWeightTransferEngine)

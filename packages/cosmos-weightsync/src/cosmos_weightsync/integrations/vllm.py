@@ -31,6 +31,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.integrations.cancelling import carry_through
 from cosmos_weightsync.integrations.vllm_worker import WorkerExtension
+from cosmos_weightsync.settings import check_choice
 from cosmos_weightsync.versions import version_number
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 BACKEND = "cosmos"
+Cached = Literal["recompute", "keep"]
 
 T = TypeVar("T")
 
@@ -143,7 +145,7 @@ class VLLMWeightClient:
         self,
         engine: AsyncEngine,
         *,
-        kv_cache: Literal["recompute", "keep"] = "recompute",
+        kv_cache: Cached = "recompute",
         salted: bool = False,
         init_info: Mapping[str, Any] | None = None,
         timeout_s: float = 600.0,
@@ -152,8 +154,10 @@ class VLLMWeightClient:
         """Use an engine; nothing is sent yet.
 
         Raises:
-            ConfigurationError: if new requests would go on with keys and values of old weights.
+            ConfigurationError: if new requests would go on with keys and values of old weights, or
+                ``kv_cache`` is another word.
         """
+        check_choice("kv_cache", kv_cache, Cached)
         if kv_cache == "keep" and not salted and _caches_prefixes(engine):
             raise ConfigurationError(
                 "with kv_cache='keep' this engine's prefix cache would give keys and values of old "
