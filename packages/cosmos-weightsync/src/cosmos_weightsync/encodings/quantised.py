@@ -83,6 +83,10 @@ class BlockFp8:
     scale_suffix: str = "_scale_inv"
     kind: Literal["fp8_block"] = "fp8_block"
 
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise EncodingError(f"a block of {self.block} x {self.block} holds nothing")
+
     def published(self, spec: ShardSpec) -> tuple[ShardSpec, ...]:
         """Values of the same shape, and a grid of scales."""
         return _values_and_scales(spec, self.blocks(spec)[0], self.scale_suffix, "float32")
