@@ -155,6 +155,17 @@ def test_a_sender_that_hangs_is_given_up_for_a_receiver_that_has_the_version(wor
     assert newcomer.stage(1, timeout_s=30).version == 1
 
 
+def test_a_sender_that_hangs_later_is_not_waited_for_to_say_what_it_has(world):
+    """Its lock is held: it does not get so far as to answer, or to hang up."""
+    sender = world.sender()
+    sender.publish(1)
+    first, second = world.receiver(stall_s=0.5), world.receiver(stall_s=0.5)
+    digests = [receiver.stage(1).digest for receiver in (first, second)]
+    with sender._snapshots._changed:
+        assert first.verify(timeout_s=30) == digests[0]  # By what came with the version.
+        assert second.stage(1, timeout_s=30).version == 1
+
+
 def test_a_receiver_that_lost_what_it_had_is_not_waited_for(world):
     """The directory hears of it when its next version is there; it may wait for this one's."""
     sender = world.sender()
