@@ -23,15 +23,15 @@ SIZES = {
 }
 
 
-def base_model() -> torch.nn.Module:
+def base_model(**more) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    config = transformers.AutoConfig.for_model("llama", **SIZES, **more)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def adapted(**options):
+def adapted(model=None, **options):
     config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"], **options)
-    model = peft.get_peft_model(base_model(), config)
+    model = peft.get_peft_model(base_model(**(model or {})), config)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # They begin as zeros.
             torch.nn.init.normal_(parameter, std=0.1)
@@ -70,6 +70,15 @@ def test_one_of_several_adapters_is_sent():
         *peft.get_peft_model_state_dict(model, adapter_name="other"),
         "adapter_config.json",
     }
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_an_adapter_that_trains_the_models_biases_is_refused(bias):
+    """peft saves these beside the LoRA tensors."""
+    with_biases = {"attention_bias": True}
+    with pytest.raises(LayoutError, match=rf"bias='{bias}' trains .*self_attn\.q_proj\..*bias"):
+        adapter_shards(adapted(with_biases, bias=bias))
+    adapter_shards(adapted(bias=bias))  # The model has none.
 
 
 def test_what_is_more_than_lora_is_refused():

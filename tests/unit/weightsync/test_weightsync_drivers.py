@@ -67,3 +67,12 @@ def test_nothing_is_no_name_of_the_current_directory(arguments, tmp_path, monkey
     assert result.exit_code == 1
     assert "an empty" in result.stderr
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_place_where_nothing_is_is_not_pulled(tmp_path):
+    """A store has no directories: a name that is misspelt is an empty one."""
+    copy = tmp_path / "copy"
+    result = CliRunner().invoke(main, ["pull", "memory://bucket/misspelt", str(copy)])
+    assert result.exit_code == 1
+    assert "Error: memory://bucket/misspelt: no files there to pull" in result.stderr
+    assert not copy.exists()

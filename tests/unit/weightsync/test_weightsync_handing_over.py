@@ -1,6 +1,7 @@
 """What a user hands over by mistake is refused with a word on what is due."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -160,5 +161,17 @@ def test_an_endpoint_that_is_given_twice_is_called_so():
     with WeightSender(shards_of([("w", torch.ones(2))])) as sender:
         receiver = WeightReceiver([sender.endpoint] * 2)
         with pytest.raises(ConfigurationError, match="one was given twice"):
+            receiver.stage(timeout_s=30)
+        receiver.close()
+
+
+def test_senders_that_were_not_told_their_ranks_are_told_so():
+    """Each process of a trainer makes one, and all are rank 0 of 1 if nobody says otherwise."""
+    with ExitStack() as stack:
+        senders = [
+            stack.enter_context(WeightSender(shards_of([(name, torch.ones(2))]))) for name in "ab"
+        ]
+        receiver = WeightReceiver([sender.endpoint for sender in senders])
+        with pytest.raises(ConfigurationError, match=r"several are of one rank.*rank=\.\.\."):
             receiver.stage(timeout_s=30)
         receiver.close()

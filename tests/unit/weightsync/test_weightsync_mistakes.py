@@ -1,5 +1,6 @@
 """Mistakes that a newcomer makes end in an error that says what to do instead."""
 
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,10 +10,14 @@ import torch
 from torch import nn
 
 from cosmos_weightsync import (
+    ConfigurationError,
     FileSender,
     LayoutError,
     PeerLostError,
     ProtocolError,
+    Quorum,
+    ReceiverConfig,
+    SenderConfig,
     UnknownTensorError,
     VersionError,
     WeightReceiver,
@@ -94,3 +99,22 @@ def test_a_tensor_that_is_called_as_the_metadata_of_files(tmp_path):
     with pytest.raises(LayoutError, match="__metadata__: no tensor of a safetensors file"):
         FileSender(shards_of(named), str(tmp_path)).publish(1)
     assert not [*tmp_path.glob("v*")]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ReceiverConfig(mode="inplace"), "mode is 'inplace'.*'staged', 'in_place'"),
+        (lambda: ReceiverConfig(prefer="sender"), "prefer is 'sender'.*'receivers', 'planned'"),
+        (lambda: ReceiverConfig(stall_s=-1.0), r"stall_s is -1\.0; it must be above 0"),
+        (lambda: ReceiverConfig(stall_s=math.nan), "stall_s is nan; it must be above 0"),
+        (lambda: ReceiverConfig(connect_timeout_s=0), "connect_timeout_s is 0; it must be above 0"),
+        (lambda: SenderConfig(snapshot_memory="share"), "snapshot_memory is 'share'.*'private'"),
+        (lambda: SenderConfig(idle_s=0.0), r"idle_s is 0\.0; it must be above 0"),
+        (lambda: Quorum("any"), "kind is 'any'.*'all', 'at_least', 'each'"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_not_taken_for_another(make, words):
+    """One that says ``inplace`` would have weights that are never replaced."""
+    with pytest.raises(ConfigurationError, match=words):
+        make()

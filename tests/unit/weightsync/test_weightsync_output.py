@@ -49,6 +49,14 @@ def test_an_error_is_a_line_and_what_to_do_about_it(published):
     assert "Fetch or publish it again." in result.stderr
 
 
+def test_a_token_that_cannot_be_read_is_an_error_with_the_name_of_its_file(tmp_path):
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\xfe")
+    result = CliRunner().invoke(main, ["pull", "127.0.0.1:1", "copy", "--token-file", str(file)])
+    assert result.exit_code == 1
+    assert f"{file}: no token can be read there" in result.stderr
+
+
 def test_the_list_of_commands_says_each_in_whole_sentences():
     lines = CliRunner().invoke(main, ["--help"]).stdout.partition("Commands:")[2].splitlines()
     said = [line for line in lines if line.startswith("  ")][:6]

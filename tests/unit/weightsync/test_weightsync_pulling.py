@@ -82,6 +82,40 @@ def test_a_header_that_calls_a_tensor_otherwise_is_a_difference(checkpoint):
     ]
 
 
+def _damage_index(directory: Path, how: str) -> None:
+    index = directory / "model.safetensors.index.json"
+    text = index.read_text()
+    if how == "gone":
+        index.unlink()
+    elif how == "damaged":
+        index.write_text(text[:-9])
+    elif how == "moved":
+        first, second = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+        index.write_text(text.replace(first, second))
+    else:
+        index.write_text(text.replace('"b"', '"c"'))
+
+
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ("gone", ["model.safetensors.index.json"]),
+        ("damaged", ["model.safetensors.index.json"]),
+        ("moved", ["a"]),
+        ("renamed", ["b", "c"]),
+    ],
+)
+def test_an_index_that_places_tensors_elsewhere_is_a_difference(tmp_path, how, names):
+    tensors = {name: torch.arange(6.0).view(2, 3) for name in ("a", "b")}
+    config = FileSenderConfig(file_bytes=24)
+    FileSender(shards_of(tensors.items()), tmp_path, config=config).publish(1)
+    directory = tmp_path / "v00000001"
+    assert verify_against_manifest(LocalStorage(directory), lambda _: None)[1] == []
+    _damage_index(directory, how)
+    _, found = verify_against_manifest(LocalStorage(directory), lambda _: None)
+    assert [item.name for item in found] == names
+
+
 def test_headers_of_parts_of_tensors_are_those_of_the_manifest(tmp_path):
     halves = [Box((0, 0), (1, 3)), Box((1, 0), (2, 3))]
     shards = [Shard(ShardSpec("a", (2, 3), box, "float32"), torch.zeros(1, 3)) for box in halves]

@@ -2,6 +2,7 @@
 
 import bisect
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -305,6 +306,9 @@ def test_two_shards_of_one_rank_may_share_a_block():
         (torch.ones(()), RowwiseFp8(names=NAMES), "only matrices"),
         (torch.ones(()), NvFp4(names=NAMES), "only matrices"),
         (torch.ones(4, 7), NvFp4(names=NAMES), "must be even"),
+        (torch.ones(4, 8, dtype=torch.int64), BlockFp8(names=NAMES), "int64 is not quantised"),
+        (torch.ones(4, 8, dtype=torch.bool), MxFp8(names=NAMES), "bool is not quantised"),
+        (torch.ones(4, 8).to(torch.float8_e4m3fn), RowwiseFp8(names=NAMES), "e4m3fn is not quant"),
     ],
 )
 def test_what_has_no_blocks_is_refused(tensor, encoding, message):
@@ -322,6 +326,18 @@ def test_the_first_encoding_that_matches_applies_and_the_rest_is_sent_as_it_is()
         ("norm", "bfloat16"),
         ("ids", "int64"),
     ]
+
+
+@pytest.mark.parametrize("kind", [RowwiseFp8, BlockFp8, MxFp8, NvFp4, partial(Cast, dtype="")])
+def test_one_pattern_is_not_taken_for_its_letters(kind):
+    """Of which ``*`` matches every name."""
+    with pytest.raises(EncodingError, match=r"several patterns: \('\*_proj\.weight',\)"):
+        encode(shards_of([("w", torch.ones(2, 16))]), [kind(names="*_proj.weight")])
+
+
+def test_a_block_holds_something():
+    with pytest.raises(EncodingError, match="a block of 0 x 0 holds nothing"):
+        BlockFp8(names=NAMES, block=0)
 
 
 def test_a_scale_may_not_take_a_tensors_name():

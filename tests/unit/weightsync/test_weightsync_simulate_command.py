@@ -131,6 +131,8 @@ def test_nothing_between_nobody_takes_no_time(tmp_path):
         (("1GB", "--fail", "receiver:0@1e999"), "a time, finite and not negative"),
         (("1GB", "--senders", "fsdp=99999999"), "'fsdp=99999999': more than 1048576 ranks"),
         (("1GB", "--receivers", "pp=2"), "write replicas=N or fsdp=N or tp=N"),
+        (("99999999999999999999TB",), "no tensor has more than 576460752303423488 elements"),
+        (("70000000TB", "--receivers", "replicas=9"), "9 receivers want 6.3e+20 bytes"),
     ],
 )
 def test_errors_are_one_line_and_say_what_to_do(arguments, message):

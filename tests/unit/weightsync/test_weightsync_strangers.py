@@ -5,6 +5,7 @@ import json
 import math
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +75,17 @@ def test_a_strange_hello_is_answered(endpoint, hello):
     """A thread that ended by an error of its own would be a warning, and so an error here."""
     said = reply(endpoint, _LENGTH.pack(len(hello)) + hello)
     assert said["class"] == "ProtocolError"
+
+
+def test_a_connection_for_which_no_thread_is_left_is_closed_and_the_next_is_served(endpoint):
+    host, _, port = endpoint.rpartition(":")
+    usual = threading.stack_size(1 << 46)  # More than any machine has: no thread can be started.
+    try:
+        with socket.create_connection((host, int(port)), timeout=20) as refused:
+            assert refused.recv(1) == b""
+    finally:
+        threading.stack_size(usual)
+    assert reply(endpoint, _LENGTH.pack(2) + b"[]")["class"] == "ProtocolError"
 
 
 HUGE = {

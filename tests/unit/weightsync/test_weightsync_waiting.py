@@ -1,10 +1,11 @@
 """Receivers that wait for a version wait for whoever will have it, and not for one another."""
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ class World:
             WeightSender(shards_of([("w", torch.ones(4))]), config=config)
         )
 
-    def receiver(self, **more: str) -> WeightReceiver:
+    def receiver(self, **more: Any) -> WeightReceiver:
         config = ReceiverConfig(
             directory=self.directory.endpoint, serve_host="127.0.0.1", transport="tcp", **more
         )
@@ -133,6 +134,36 @@ def test_whoever_listens_where_a_dead_sender_did_is_not_taken_for_dead(world):
         sources.find(1, Deadline.after(0.3))
     attend(world, "again", "sender", 10)
     assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["again"]
+
+
+def test_a_sender_that_hangs_is_given_up_for_a_receiver_that_has_the_version(world):
+    """It still listens, and the directory still counts on it."""
+    sender = world.sender()
+    sender.publish(1)
+    world.receiver().stage(1)
+    layout, run_id = sender.layout, sender.run_id
+    sender.close()
+    hanging = world.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    endpoint = f"127.0.0.1:{hanging.getsockname()[1]}"
+    who = Member(id="hangs", role="sender", name="hangs", endpoint=endpoint, run_id=run_id)
+    attendance = Attendance(world.directory.endpoint, who, "")
+    world.stack.callback(attendance.close, Deadline.after(20))
+    attendance.describe(layout)
+    attendance.hold(1, run_id)
+    newcomer = world.receiver(connect_timeout_s=0.5)
+    attendance.wait_for(lambda view: len(view.members) == 3, Deadline.after(20))
+    assert newcomer.stage(1, timeout_s=30).version == 1
+
+
+def test_a_sender_that_hangs_later_is_not_waited_for_to_say_what_it_has(world):
+    """Its lock is held: it does not get so far as to answer, or to hang up."""
+    sender = world.sender()
+    sender.publish(1)
+    first, second = world.receiver(stall_s=0.5), world.receiver(stall_s=0.5)
+    digests = [receiver.stage(1).digest for receiver in (first, second)]
+    with sender._snapshots._changed:
+        assert first.verify(timeout_s=30) == digests[0]  # By what came with the version.
+        assert second.stage(1, timeout_s=30).version == 1
 
 
 def test_a_receiver_that_lost_what_it_had_is_not_waited_for(world):

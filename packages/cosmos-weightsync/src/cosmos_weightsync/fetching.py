@@ -4,6 +4,7 @@ Conversations are kept from one version to the next. After anything went wrong t
 up, and the next version starts with whoever can be reached then.
 """
 
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -290,10 +291,16 @@ class VersionFetcher:
     def _open(self, edge: Edge, deadline: Deadline) -> ReceiverSession:
         session = edge.session
         with self._suspecting(edge):
-            if session is None:
-                edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
-            if not session.is_open:
-                self._dialer.open(session, edge.wanted, deadline, chunk_bytes=edge.chunk_bytes)
+            try:
+                if session is None:
+                    edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
+                if not session.is_open:
+                    self._dialer.open(session, edge.wanted, deadline, chunk_bytes=edge.chunk_bytes)
+            except DeadlineError as error:
+                if time.monotonic() >= deadline.at:
+                    raise
+                # Its own time is over, and not that of the version, which others may have.
+                raise PeerLostError(f"{edge.source.name}: {error}") from error
         return session
 
     def _agree(self, edges: Sequence[Edge], at_least: int, deadline: Deadline) -> int:

@@ -94,7 +94,8 @@ class ShardSpec:
         dtype: The dtype in memory, by torch name without the prefix: ``bfloat16``.
 
     Raises:
-        LayoutError: the box sticks out of the tensor, or the dtype is not known.
+        LayoutError: the box sticks out of the tensor, the tensor is larger than any can be, or the
+            dtype is not known.
     """
 
     name: str
@@ -109,6 +110,10 @@ class ShardSpec:
             raise LayoutError(f"{self.name}: box {self.box} in a tensor of {self.global_shape}")
         if not Box.full(self.global_shape).contains(self.box):
             raise LayoutError(f"{self.name}: box {self.box} leaves the shape {self.global_shape}")
+        if max(math.prod(self.global_shape), *self.global_shape, 0) > MAX_ELEMENTS:
+            raise LayoutError(
+                f"{self.name} {self.global_shape}: no tensor has more than {MAX_ELEMENTS} elements"
+            )
 
     @property
     def is_hollow(self) -> bool:

@@ -17,11 +17,13 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.holding import Role
 from cosmos_weightsync.links import Links
+from cosmos_weightsync.settings import check_choice
 
 __all__ = ["Decision", "Member", "MembershipTable", "Quorum", "View", "Vote"]
 
 Vote = Literal["ready", "failed", "withdrawn"]
 Decision = Literal["commit", "abort", "open"]
+Agreement = Literal["all", "at_least", "each"]
 
 
 _TEXT = ("name", "group", "endpoint", "host", "run_id", "layout")
@@ -87,10 +89,11 @@ class Quorum:
         count: For ``at_least``.
     """
 
-    kind: Literal["all", "at_least", "each"] = "all"
+    kind: Agreement = "all"
     count: int = 0
 
     def __post_init__(self) -> None:
+        check_choice("kind", self.kind, Agreement)
         if (self.kind == "at_least") != (self.count > 0):
             raise ConfigurationError("a count above 0 goes with 'at_least' and with nothing else")
 

@@ -11,8 +11,10 @@ header on the wire; equal digests prove it.
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
+import numpy as np
+
 from cosmos_weightsync.balancing import Balancer
-from cosmos_weightsync.errors import UncoveredRegionError, UnknownTensorError
+from cosmos_weightsync.errors import PlanError, UncoveredRegionError, UnknownTensorError
 from cosmos_weightsync.layout import ITEM_BYTES, Geometry, Layout
 from cosmos_weightsync.matching import Match, Uncovered, match_geometries
 from cosmos_weightsync.pieces import Piece, PieceClass
@@ -22,14 +24,15 @@ from cosmos_weightsync.topology import Topology
 
 __all__ = ["Piece", "PieceClass", "PlanStats", "TransferPlan", "nearest_name", "plan_transfer"]
 
+_MAX_BYTES = 1 << 62
+
 
 def plan_transfer(
     senders: Layout, receivers: Layout, topology: Topology | None = None
 ) -> TransferPlan:
     """Decide who sends what to whom, and who passes it on.
 
-    The same arguments give the same plan on every machine. Bytes travel in the senders' dtype; the
-    receivers' dtypes do not matter here.
+    The same arguments give the same plan on every machine. Bytes travel in the senders' dtype.
 
     Args:
         senders: What the sending ranks hold, in the dtype that goes over the wire.
@@ -40,7 +43,9 @@ def plan_transfer(
         UnknownTensorError: a wanted tensor is not offered, or with another global shape.
         UncoveredRegionError: a wanted region is not offered.
         TopologyError: the topology places another number of ranks.
+        PlanError: more bytes are wanted than can be counted.
     """
+    _check_countable(receivers)
     if topology is None:
         topology = Topology.separate(senders.num_ranks, receivers.num_ranks)
     topology.check_ranks(senders.num_ranks, receivers.num_ranks)
@@ -82,6 +87,20 @@ def plan_transfer(
         topology=topology,
         chunk_bytes=builder.chunk_bytes,
     )
+
+
+def _check_countable(receivers: Layout) -> None:
+    """Refuse sums of bytes that 64 bits do not hold: what is planned by them would be nonsense."""
+    wanted = [
+        float((cut.stops - cut.starts).prod(axis=1, dtype=np.float64).sum())
+        for cut in receivers.geometries
+    ]
+    total = sum(ITEM_BYTES[e.dtype] * wanted[e.geometry] for e in receivers.tensors.values())
+    if total > _MAX_BYTES:
+        raise PlanError(
+            f"{receivers.num_ranks} receivers want {total:.3g} bytes, of which no more than "
+            f"{_MAX_BYTES:.3g} can be planned"
+        )
 
 
 def _matches(senders: Layout, receivers: Layout) -> Iterator[tuple[tuple[str, ...], int, Match]]:

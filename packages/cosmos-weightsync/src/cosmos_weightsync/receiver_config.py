@@ -7,6 +7,7 @@ from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.gathering import Preference
 from cosmos_weightsync.reuse import Reused, ReusePolicy
 from cosmos_weightsync.server import check_address, check_exposure
+from cosmos_weightsync.settings import check_choice, check_wait
 from cosmos_weightsync.wanted import Mode
 
 __all__ = ["ReceiverConfig"]
@@ -68,6 +69,10 @@ class ReceiverConfig:
     def __post_init__(self) -> None:
         if self.bucket_bytes < 1024 or self.num_threads < 1:
             raise ConfigurationError("bucket_bytes must be >= 1024 and num_threads >= 1")
+        check_choice("mode", self.mode, Mode)
+        check_choice("prefer", self.prefer, Preference)
+        check_wait("stall_s", self.stall_s)
+        check_wait("connect_timeout_s", self.connect_timeout_s)
         if self.serve_host:
             check_exposure(self.serve_host, self.token)
             check_address(self.serve_host)

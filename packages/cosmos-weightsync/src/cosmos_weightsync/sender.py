@@ -21,6 +21,7 @@ from cosmos_weightsync.published import PublishedVersions
 from cosmos_weightsync.runs import new_run_id
 from cosmos_weightsync.server import Server, check_address, check_exposure
 from cosmos_weightsync.serving import HolderIdentity, ServingSession
+from cosmos_weightsync.settings import check_choice, check_wait
 from cosmos_weightsync.shards import Shard, check_wire_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
 from cosmos_weightsync.transports import (
@@ -35,6 +36,8 @@ from cosmos_weightsync.transports import (
 from cosmos_weightsync.versions import version_number
 
 __all__ = ["SenderConfig", "WeightSender", "standard_transports"]
+
+SnapshotMemory = Literal["shared", "private"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +79,7 @@ class SenderConfig:
     run_id: str = ""
     directory: str = ""
     idle_s: float = 3600.0
-    snapshot_memory: Literal["shared", "private"] = "shared"
+    snapshot_memory: SnapshotMemory = "shared"
 
     def __post_init__(self) -> None:
         check_wire_dtype(self.wire_dtype)
@@ -84,6 +87,8 @@ class SenderConfig:
             raise ConfigurationError(
                 "bucket_bytes must be >= 1024, max_snapshots >= 2 and num_bases >= 0"
             )
+        check_choice("snapshot_memory", self.snapshot_memory, SnapshotMemory)
+        check_wait("idle_s", self.idle_s)
         check_exposure(self.bind_host, self.token)
         check_address(self.bind_host)
         if self.directory:

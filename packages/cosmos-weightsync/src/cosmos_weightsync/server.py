@@ -142,7 +142,11 @@ class Server:
             now = time.monotonic()
             unheard = self._strangers(now - SOON_S)[: 1 - MOST_STRANGERS]
             self._open[thread], self._arrived[thread] = conversation, (now, connection)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # The system has no thread left, which passes.
+                del self._open[thread], self._arrived[thread]
+                unheard.append(conversation)
         for stranger in unheard:
             stranger.close()
 

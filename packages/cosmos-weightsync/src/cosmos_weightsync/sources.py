@@ -88,12 +88,16 @@ class ListedSources:
         if not ranks:
             return
         expected = list(range(next(s.num_ranks for s in met if s.role == "sender")))
-        repeated = len(self._endpoints) > len(set(self._endpoints)) or len(ranks) > len(set(ranks))
+        why = ""
+        if len(self._endpoints) > len(set(self._endpoints)):
+            why = ": one was given twice"
+        elif len(ranks) > len(set(ranks)):
+            why = ": several are of one rank; tell each sender its own by WeightSender(rank=...)"
         is_join = any(session.role == "receiver" for session in met)
-        if repeated or (complete and not is_join and ranks != expected):
+        if why or (complete and not is_join and ranks != expected):
             raise ConfigurationError(
                 f"endpoints of sender ranks {ranks} were given, the sender has ranks {expected}"
-                + (": one was given twice" if repeated else "")
+                + why
             )
 
 

@@ -99,16 +99,16 @@ class Edge:
     ) -> int:
         """The version that the source holds for this edge, once it was asked for one.
 
-        A receiver that had it, or was said to, or might have it from ``elsewhere``, does not let
-        others wait: it may wait for them.
+        Who had it, or was said to, has it at once: a sender that is silent then hangs, and a
+        receiver may wait for others, as it may if it might have it from ``elsewhere``.
 
         Raises:
-            PeerLostError: it does, so it has lost the version.
+            PeerLostError: it does, so it has lost the version or hangs.
             DeadlineError: nobody has such a version in time.
         """
         assert self.session is not None
         known = max(self.source.version, self.had)
-        may_wait = self.source.role == "sender" or (known < at_least and not elsewhere)
+        may_wait = known < at_least and (self.source.role == "sender" or not elsewhere)
         soon = deadline if may_wait else deadline.within(stall_s)
         try:
             self.had = self.session.pinned(at_least, soon)
@@ -117,8 +117,8 @@ class Edge:
                 raise
             deadline.remaining(self.source.name)
             raise PeerLostError(
-                f"{self.source.name} at {self.source.endpoint} had version {known}, and has none "
-                f"from {at_least} on now"
+                f"{self.source.name} at {self.source.endpoint} had version {known}, and gives "
+                f"none from {at_least} on now"
             ) from error
         return self.had
 

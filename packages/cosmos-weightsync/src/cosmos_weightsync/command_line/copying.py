@@ -126,7 +126,7 @@ def pull(
     """
     with show_errors():
         if token_file is not None:
-            token = token_file.read_text(encoding="utf-8").strip()
+            token = _token_in(token_file)
         started = time.monotonic()
         storage = _opened(source, token, timeout_s)
         try:
@@ -147,6 +147,13 @@ def pull(
             "seconds": seconds,
         }
         report(facts, as_json=as_json)
+
+
+def _token_in(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file}: no token can be read there: {error}") from error
 
 
 def _opened(source: str, token: str, timeout_s: float) -> ReadableStorage:

@@ -53,6 +53,11 @@ class EncodedShards:
         self, shards: Sequence[Shard], encodings: Sequence[Encoding], group: AmaxGroup | None
     ) -> None:
         self._encodings = tuple(encodings)
+        for encoding in self._encodings:
+            if isinstance(encoding.names, str):
+                raise EncodingError(
+                    f"names of an encoding are several patterns: ({encoding.names!r},)"
+                )
         self._entries: list[_Entry] = []
         specs: list[ShardSpec] = []
         hollow: list[ShardSpec] = []
@@ -187,7 +192,8 @@ def encode(
             bytes of every block are then those that a rank with the whole tensor would send.
 
     Raises:
-        EncodingError: a tensor has no blocks, or a shard cuts one and no group is given.
+        EncodingError: a tensor has no blocks, or a shard cuts one and no group is given; or names
+            are one string, whose letters would be the patterns.
         LayoutError: something else than shards with memory is given.
 
     Example:

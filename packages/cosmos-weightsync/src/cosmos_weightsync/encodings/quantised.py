@@ -31,6 +31,7 @@ E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 _FLOAT32_TINY = torch.finfo(torch.float32).tiny
 _E4M3_SMALLEST = 2.0**-9
+_QUANTISABLE = frozenset({"bfloat16", "float16", "float32", "float64"})
 # Midpoints between neighbours of 0, 0.5, 1, 1.5, 2, 3, 4, 6. A tie goes to the even code.
 _TIES_DOWN = (0.25, 1.25, 2.5, 5.0)
 _TIES_UP = (0.75, 1.75, 3.5)
@@ -81,6 +82,10 @@ class BlockFp8:
     block: int = 128
     scale_suffix: str = "_scale_inv"
     kind: Literal["fp8_block"] = "fp8_block"
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise EncodingError(f"a block of {self.block} x {self.block} holds nothing")
 
     def published(self, spec: ShardSpec) -> tuple[ShardSpec, ...]:
         """Values of the same shape, and a grid of scales."""
@@ -230,6 +235,11 @@ def _block(spec: ShardSpec, rows: int, columns: int) -> Extents:
         raise EncodingError(
             f"{spec.name} {spec.global_shape}: only matrices (and stacks of them) have blocks; "
             "leave it out of the encoding's names"
+        )
+    if spec.dtype not in _QUANTISABLE:
+        raise EncodingError(
+            f"{spec.name} {spec.global_shape}: {spec.dtype} is not quantised, only floating "
+            "numbers of 16 bits and more are; leave it out of the encoding's names"
         )
     return (*(1 for _ in spec.global_shape[:-2]), rows, columns)
 

@@ -32,6 +32,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 LORA_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_bias")
 """Parts of the names of an adapter's tensors."""
 
+_BIASES = {"all": ".bias", "lora_only": ".base_layer.bias"}
+"""Ends of the names of those that train beside an adapter, by its option ``bias``."""
+
 
 class AdapterConfig(Protocol):
     """What peft's configurations can do."""
@@ -69,6 +72,7 @@ def adapter_shards(module: nn.Module, adapter: str = "default") -> tuple[Shard, 
     for option in ("use_dora", "trainable_token_indices", "modules_to_save"):
         if config.get(option):
             raise LayoutError(f"adapter {adapter!r}: {option} is not plain LoRA; publish the model")
+    _check_biases(module, adapter, str(config.get("bias")))
     lives = [
         replace(live, name=saved)
         for live in live_tensors(module, tied="each")
@@ -81,6 +85,19 @@ def adapter_shards(module: nn.Module, adapter: str = "default") -> tuple[Shard, 
     shape = (file.numel(),)
     about = Shard(ShardSpec(ADAPTER_CONFIG, shape, Box.full(shape), "uint8"), file)
     return (*(shard for live in lives for shard in shards_of_live(live)), about)
+
+
+def _check_biases(module: nn.Module, adapter: str, option: str) -> None:
+    """Refuse an adapter beside which biases of the model train; peft saves them with it."""
+    end = _BIASES.get(option)
+    if end is None:
+        return
+    for live in live_tensors(module):
+        if live.name.endswith(end) and not any(p in LORA_PARTS for p in live.name.split(".")):
+            raise LayoutError(
+                f"adapter {adapter!r}: bias={option!r} trains {live.name}, which is no LoRA "
+                "tensor; publish the model, by merged_shards"
+            )
 
 
 def adapter_config(module: nn.Module, adapter: str) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "StoredTensor",
     "read_checkpoint",
+    "read_weight_map",
     "read_whole",
     "stored_tensors",
 ]
@@ -85,7 +86,7 @@ def read_checkpoint(
 
 
 def _read(storage: Storage, only: str | None) -> Checkpoint:
-    weight_map = None if only else _weight_map(storage)
+    weight_map = None if only else read_weight_map(storage)
     names = [only] if only else _file_names(storage, weight_map)
     files: dict[str, int] = {}
     tensors: dict[str, StoredTensor] = {}
@@ -114,7 +115,12 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def _weight_map(storage: Storage) -> dict[str, str] | None:
+def read_weight_map(storage: Storage) -> dict[str, str] | None:
+    """The file of each tensor by the index of a directory; ``None`` where there is no index.
+
+    Raises:
+        CorruptFileError: it is damaged.
+    """
     if storage.size(INDEX_NAME) is None:
         return None
     try:

@@ -122,6 +122,8 @@ class FileSender:
         self._held = HeldBoxes((s.spec.name, s.spec.box, s.tensor) for s in held)
         self._specs = tuple(cast_spec(shard.spec, config.wire_dtype) for shard in held)
         self._files: list[tuple[int, str, list[ShardSpec]]] | None = None
+        self._tried, self._num_tries = -1, 0
+        self._committed = -1
 
     def publish(self, version: int) -> str:
         """Write a version; all ranks call this, and it returns when the version is committed.
@@ -149,13 +151,21 @@ class FileSender:
                 f"place of {version}: remove what an earlier run left, or publish elsewhere"
             )
         staging = f".staging-{final}-{self._session}" if self._storage.can_rename else final
-        parts = f"{staging}/.parts-{self._session}"
+        self._num_tries = self._num_tries + 1 if version == self._tried else 1
+        self._tried = version
+        # What a try that failed has left there is of other weights, or says that it failed.
+        parts = f"{staging}/{self._parts}/{self._num_tries}"
         try:
             check_in_place(self._shards)
             return self._publish(version, (staging, parts), deadline)
         except BaseException as error:
             self._give_up((staging, parts), error)
             raise
+
+    @property
+    def _parts(self) -> str:
+        """Where the ranks of this run meet, in the directory of a version."""
+        return f".parts-{self._session}"
 
     def _publish(self, version: int, paths: tuple[str, str], deadline: Deadline) -> str:
         staging, parts = paths
@@ -181,12 +191,12 @@ class FileSender:
         self, parts: str, deadline: Deadline
     ) -> list[tuple[int, str, list[ShardSpec]]]:
         """Every file of every rank; the same list on all ranks."""
+        own = Layout.from_ranks([self._specs])
+        if self._num_ranks > 1 and self._committed < 0:  # One that is committed all ranks knew.
+            self._storage.write(f"{parts}/layout-{self._rank}.msgpack", [own.to_msgpack()])
         if self._files is None:
-            own = Layout.from_ranks([self._specs])
             layouts = [own]
             if self._num_ranks > 1:
-                path = f"{parts}/layout-{self._rank}.msgpack"
-                self._storage.write(path, [own.to_msgpack()])
                 texts = self._gather(
                     f"{parts}/layout-", ".msgpack", range(self._num_ranks), deadline
                 )
@@ -232,13 +242,14 @@ class FileSender:
         index = _index(manifest)
         if index is not None:
             self._storage.write(f"{staging}/{INDEX_NAME}", [json.dumps(index, indent=1).encode()])
+        self._storage.write(f"{staging}/{MANIFEST_NAME}", [manifest.encode()])
         if self._storage.can_rename:
-            self._storage.write(f"{staging}/{MANIFEST_NAME}", [manifest.encode()])
-            self._storage.remove(parts)
+            self._storage.remove(f"{staging}/{self._parts}")
             self._storage.rename(staging, version_name(version))
+            self._committed = version
         else:
-            self._storage.write(f"{staging}/{MANIFEST_NAME}", [manifest.encode()])
-            self._storage.remove(parts)
+            self._committed = version
+            self._storage.remove(f"{staging}/{self._parts}")
         self._retire(version)
         return manifest.digest
 
@@ -247,7 +258,9 @@ class FileSender:
         self._await(
             lambda: self._storage.size(path) is not None, "rank 0 to commit", parts, deadline
         )
-        return Manifest.decode(read_whole(self._storage, path), path).digest
+        digest = Manifest.decode(read_whole(self._storage, path), path).digest
+        self._committed = version
+        return digest
 
     def _retire(self, version: int) -> None:
         """Remove what is too old, and what crashed runs left of versions before this one."""
@@ -259,12 +272,19 @@ class FileSender:
                 number = name.partition("-v")[2].partition("-")[0]
                 if number.isdecimal() and int(number) <= version:
                     self._storage.remove(name)
+            elif (  # Written in its place, and given up: it will not be published any more.
+                not self._storage.can_rename
+                and _number_of(name) in range(version)
+                and self._storage.size(f"{name}/{MANIFEST_NAME}") is None
+            ):
+                self._storage.remove(name)
 
     def _give_up(self, paths: tuple[str, str], error: BaseException) -> None:
         """Tell the other ranks, as far as the storage still works; leave no half version."""
         staging, parts = paths
         try:
-            if isinstance(error, VersionError | PeerLostError | DeadlineError):
+            is_told = isinstance(error, VersionError | PeerLostError | DeadlineError)
+            if is_told or self._committed == self._tried:
                 return
             if self._num_ranks == 1:
                 self._storage.remove(staging)
@@ -333,6 +353,11 @@ def _index(manifest: Manifest) -> dict[str, Any] | None:
         "metadata": {"total_size": manifest.num_bytes},
         "weight_map": {spec.name: file for spec, file in specs},
     }
+
+
+def _number_of(name: str) -> int:
+    """Of the version whose directory this is; -1 if it is none."""
+    return int(name[1:]) if name.startswith("v") and name[1:].isdecimal() else -1
 
 
 def _remove_version(storage: Storage, name: str) -> None:

@@ -21,6 +21,7 @@ from cosmos_weightsync.errors import (
     ConfigurationError,
     CorruptFileError,
     DigestError,
+    LayoutError,
     ProtocolError,
     StorageError,
 )
@@ -138,6 +139,7 @@ def pull_directory(
         progress: Told how many more bytes are in place.
 
     Raises:
+        LayoutError: there is nothing at the source.
         CorruptFileError: a file's path leads out of the target.
         ConfigurationError: the target holds the same weights in another form, which readers would
             take for these; nothing is fetched.
@@ -147,6 +149,8 @@ def pull_directory(
         TransferError: the source failed.
     """
     listing = dict(files_of(source))
+    if not listing:
+        raise LayoutError(f"{source.url}: no files there to pull; is it the right place?")
     _check_form(listing, target)
     order = sorted(listing, key=lambda path: (not path.endswith(".safetensors"), path))
     with _alone(target):

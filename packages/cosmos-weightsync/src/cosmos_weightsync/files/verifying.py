@@ -6,7 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cosmos_weightsync.errors import CorruptFileError, DigestError, LayoutError
-from cosmos_weightsync.files.checkpoints import StoredTensor, read_checkpoint, stored_tensors
+from cosmos_weightsync.files.checkpoints import (
+    INDEX_NAME,
+    StoredTensor,
+    read_checkpoint,
+    read_weight_map,
+    stored_tensors,
+)
 from cosmos_weightsync.files.manifests import (
     CHUNK_BYTES,
     Manifest,
@@ -33,7 +39,7 @@ class Difference:
 def verify_against_manifest(
     storage: Storage, advance: Callable[[int], None]
 ) -> tuple[Manifest, list[Difference]]:
-    """Read every tensor and header of a version directory and compare them with its manifest.
+    """Read every tensor, header and index of a version directory and compare with its manifest.
 
     Args:
         storage: The directory of the version itself.
@@ -47,6 +53,7 @@ def verify_against_manifest(
     found = [
         difference for file in manifest.files for difference in _headers(storage, manifest, file)
     ]
+    found += _index(storage, manifest)
     for box in manifest.boxes:
         spec = box.stored.spec
         try:
@@ -70,6 +77,26 @@ def _headers(storage: Storage, manifest: Manifest, file: str) -> Iterator[Differ
         place = (stored_name(spec), offset, spec.dtype, spec.box.shape)
         if box.stored.file == file and place not in placed:
             yield Difference(f"{spec.name} {spec.box}", f"the header of {file} does not place it")
+
+
+def _index(storage: Storage, manifest: Manifest) -> Iterator[Difference]:
+    """Where the index, by which other readers find whole tensors, places them elsewhere."""
+    if any(box.stored.spec.box.shape != box.stored.spec.global_shape for box in manifest.boxes):
+        return  # Nobody else reads parts, and no index is written of them.
+    stored = {box.stored.spec.name: box.stored.file for box in manifest.boxes}
+    try:
+        placed = read_weight_map(storage)
+    except CorruptFileError as error:
+        yield Difference(INDEX_NAME, str(error))
+        return
+    if placed is None:
+        if len(manifest.files) > 1:
+            yield Difference(INDEX_NAME, "is not there")
+        return
+    for name in sorted({*stored, *placed}):
+        here, there = stored.get(name, "no file"), placed.get(name, "no file")
+        if here != there:
+            yield Difference(name, f"is in {here}, and in {there} by {INDEX_NAME}")
 
 
 def _check(storage: Storage, box: StoredBox, buffer: memoryview) -> None:

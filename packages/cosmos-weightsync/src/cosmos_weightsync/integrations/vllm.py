@@ -31,6 +31,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.integrations.cancelling import carry_through
 from cosmos_weightsync.integrations.vllm_worker import WorkerExtension
+from cosmos_weightsync.settings import check_choice
 from cosmos_weightsync.versions import version_number
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 BACKEND = "cosmos"
+Cached = Literal["recompute", "keep"]
 
 T = TypeVar("T")
 
@@ -143,7 +145,7 @@ class VLLMWeightClient:
         self,
         engine: AsyncEngine,
         *,
-        kv_cache: Literal["recompute", "keep"] = "recompute",
+        kv_cache: Cached = "recompute",
         salted: bool = False,
         init_info: Mapping[str, Any] | None = None,
         timeout_s: float = 600.0,
@@ -152,8 +154,10 @@ class VLLMWeightClient:
         """Use an engine; nothing is sent yet.
 
         Raises:
-            ConfigurationError: if new requests would go on with keys and values of old weights.
+            ConfigurationError: if new requests would go on with keys and values of old weights, or
+                ``kv_cache`` is another word.
         """
+        check_choice("kv_cache", kv_cache, Cached)
         if kv_cache == "keep" and not salted and _caches_prefixes(engine):
             raise ConfigurationError(
                 "with kv_cache='keep' this engine's prefix cache would give keys and values of old "
@@ -215,7 +219,7 @@ class VLLMWeightClient:
 
         Those that they are connected to cannot tell before they have their own first version.
         """
-        self._init_info["described_by"] = list(endpoints)
+        self._init_info["described_by"] = _listed(endpoints)
 
     async def connect(self, endpoints: Sequence[str]) -> Sequence[str]:
         """Use these senders from now on; of no effect if they are the ones in use.
@@ -237,7 +241,7 @@ class VLLMWeightClient:
 
         if tuple(endpoints) == self._endpoints:
             return self._reports
-        info = {**self._init_info, "endpoints": list(endpoints), "describe": "background"}
+        info = {**self._init_info, "endpoints": _listed(endpoints), "describe": "background"}
         _check_init_info(info)
         async with self._lock:
             deadline = time.monotonic() + self._timeout_s
@@ -364,6 +368,11 @@ class VLLMWeightClient:
 
 def _caches_prefixes(engine: AsyncEngine) -> bool:
     return bool(engine.vllm_config.cache_config.enable_prefix_caching)
+
+
+def _listed(endpoints: Sequence[str]) -> Sequence[str]:
+    """A list that is nobody else's; one string in place of several is left to be refused."""
+    return endpoints if isinstance(endpoints, str) else list(endpoints)
 
 
 def _check_init_info(info: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import plan_transfer
 from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
 from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.versions import version_number
 
 __all__ = ["CosmosWeightTransferEngine", "load_version"]
 
@@ -171,12 +172,13 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         Raises:
             TransferError: a worker could not stage it; all go on with what they had.
+            VersionError: the version is no whole number.
         """
         receiver, layout = self._connected()
+        version = version_number(update_info.version)
         deadline = Deadline.after(update_info.timeout_s)
         if self._task is not None:
             self._task.join(deadline.remaining("the staging"))
-        version = update_info.version
         while True:
             versions = _exchange(_staged_or_reason(receiver, version, deadline))
             reasons = [found for found in versions if isinstance(found, str)]

@@ -5,10 +5,15 @@ from typing import Literal
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from cosmos_weightsync.errors import ConfigurationError
 from cosmos_weightsync.receiver_config import ReceiverConfig
 from cosmos_weightsync.reuse import Reused
+from cosmos_weightsync.settings import check_choice
 
 __all__ = ["InitInfo", "UpdateInfo"]
+
+Missing = Literal["refuse", "keep"]
+When = Literal["now", "background"]
 
 
 @dataclass
@@ -44,8 +49,8 @@ class InitInfo(WeightTransferInitInfo):
     stall_s: float = 60.0
     reuse: Reused = "nothing"
     anchor_every: int = 64
-    missing: Literal["refuse", "keep"] = "refuse"
-    describe: Literal["now", "background"] = "now"
+    missing: Missing = "refuse"
+    describe: When = "now"
 
     def receiver_config(self) -> ReceiverConfig:
         """How the worker's receiver fetches.
@@ -53,6 +58,11 @@ class InitInfo(WeightTransferInitInfo):
         Raises:
             ConfigurationError: an option makes no sense.
         """
+        for endpoints in (self.endpoints, self.described_by):
+            if isinstance(endpoints, str):
+                raise ConfigurationError(f"endpoints are a list: [{endpoints!r}]")
+        check_choice("missing", self.missing, Missing)
+        check_choice("describe", self.describe, When)
         return ReceiverConfig(
             transport=self.transport,
             serve_host=self.serve_host,

@@ -81,7 +81,11 @@ class CosmosTrainerWeightTransferEngine(TrainerWeightTransferEngine[CosmosTraine
         if engine.is_sender:
             token = init_info.sender.token if init_info.sender is not None else ""
             where = {"endpoints": endpoints, "transport": init_info.transport, "token": token}
-            client.init_weight_transfer_engine({**init_info.worker, **where})
+            try:
+                client.init_weight_transfer_engine({**init_info.worker, **where})
+            except BaseException:
+                sender.close()
+                raise
         return engine
 
     def send_weights(self) -> None:
