@@ -30,7 +30,7 @@ from cosmos_core.metrics import (
     read_metrics,
 )
 from cosmos_core.metrics.console import ConsoleSink, format_figure
-from cosmos_core.rundir import RunDirectory
+from cosmos_core.rundir import RunDirectory, cut_torn_line
 
 
 def controller(step: int, time_s: float = 0.0, **values: float) -> MetricRecord:
@@ -96,6 +96,18 @@ def test_a_torn_last_line_is_passed_over_and_cut_off_before_more_is_written(tmp_
     sink.write(controller(2))
     sink.close()
     assert read_metrics(path) == [controller(0), controller(2)]
+
+
+@pytest.mark.parametrize("whole", [b"", b"{}\n", b"{}\n" * 50_000])
+@pytest.mark.parametrize("torn", [b"", b"{", b"x" * 200_000])
+def test_a_torn_line_of_any_length_is_cut_off_and_nothing_else(
+    tmp_path: Path, whole: bytes, torn: bytes
+):
+    path = tmp_path / "lines"
+    path.write_bytes(whole + torn)
+    with path.open("a+b", buffering=0) as file:
+        cut_torn_line(file)
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
