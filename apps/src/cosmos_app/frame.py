@@ -35,7 +35,7 @@ from cosmos_app.control_files import last_namespace, write_address
 from cosmos_app.ended import failure_noted
 from cosmos_app.errors import NothingToResumeError, RunError
 from cosmos_app.full_disk import Writer, refusals_told
-from cosmos_app.output import print_json
+from cosmos_app.output import json_document, print_json
 from cosmos_app.preloaded import Preloaded
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
@@ -157,7 +157,7 @@ def hand_in(
     report: Mapping[str, Any], run: RunDirectory, show: Callable[[], None], *, as_json: bool
 ) -> None:
     """Keep a run's report in its directory and show it, to a program or to a person."""
-    write_atomic(run.report, json.dumps(report, indent=2, default=str))
+    write_atomic(run.report, json_document(report))
     if as_json:
         print_json(report)
     else:

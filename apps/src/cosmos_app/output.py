@@ -1,16 +1,36 @@
 """What several commands print, for programs and for people."""
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
 
 
 def print_json(value: object) -> None:
-    """Write one JSON document to standard output; what JSON cannot say becomes text."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+    """Write one JSON document to standard output, as `json_document` has it."""
+    sys.stdout.write(json_document(value) + "\n")
+
+
+def json_document(value: object) -> str:
+    """Return a value as JSON: numbers that it does not have are null, the rest of these is text."""
+    return json.dumps(finite(value), indent=2, default=str, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """Put ``None`` for numbers that JSON does not have, in whatever holds them."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: finite(item) for key, item in cast(dict[Any, Any], value).items()}
+        case list() | tuple():
+            return [finite(item) for item in cast(Iterable[Any], value)]
+        case _:
+            return value
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]], console: Console) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cosmos_app.frame import hand_in
 from cosmos_app.report import Outcome, build_report, print_report
 from cosmos_core.metrics import MetricRecord
+from cosmos_core.rundir import RunDirectory
 
 
 def test_the_distance_of_log_probs_is_a_mean_over_tokens_not_over_steps():
@@ -33,6 +35,18 @@ def test_what_was_not_measured_is_null_for_programs_and_a_dash_for_people():
     shown = io.StringIO()
     print_report(report, Console(file=shown, width=120))
     assert "nan" not in shown.getvalue()
+
+
+def test_a_step_whose_loss_was_not_finite_leaves_json_that_others_read(tmp_path, capsys):
+    report = {"losses": {0: 1.5, 1: float("nan"), 2: float("inf")}, "paths": (tmp_path,)}
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        hand_in(report, run, lambda: None, as_json=True)
+        kept = run.report.read_text()
+    printed = capsys.readouterr().out
+    for text in (kept, printed):
+        told = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert told["losses"] == {"0": 1.5, "1": None, "2": None}
+        assert told["paths"] == [str(tmp_path)]
 
 
 def outcome() -> Outcome:
