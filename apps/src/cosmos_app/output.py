@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def print_json(value: object) -> None:
@@ -35,9 +36,9 @@ def finite(value: Any) -> Any:
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]], console: Console) -> None:
     """Show names and values to a person, one below the other."""
-    table = Table(show_header=False, title=title)
+    table = Table(show_header=False, title=Text(title))
     for name, value in facts:
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     console.print(table)
 
 

@@ -264,7 +264,7 @@ def _numbers(report: RunReport) -> Table:
         failed = (f"{count} of {kind}" for kind, count in sorted(report.failures.items()))
         rows.append(("samples that failed", ", ".join(failed)))
     for name, value in rows:
-        table.add_row(f"[dim]{name}[/]", value)
+        table.add_row(Text(name, "dim"), Text(value))
     return table
 
 
@@ -313,9 +313,10 @@ def print_report(report: RunReport, console: Console) -> None:
     if report.samples:
         parts.append(_samples(report))
     title = f"{report.run_dir}: {report.finished} after {report.seconds:.0f} s"
-    console.print(Panel(Group(*parts), title=title))
+    console.print(Panel(Group(*parts), title=Text(title)))
     if report.export:
-        console.print(f"Hugging Face checkpoint: {report.export}")
+        said = f"Hugging Face checkpoint: {report.export}"
+        console.print(said, soft_wrap=True, markup=False)
 
 
 def _data_set_lines(data_sets: Mapping[str, Mapping[int, float]]) -> list[Text]:

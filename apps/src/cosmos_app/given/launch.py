@@ -101,7 +101,8 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
             parameters = prepare_model(recipe, run)
             if parameters:
                 where = run.path / "model"
-                console.print(f"model: built with {parameters:,} parameters in {where}")
+                said = f"model: built with {parameters:,} parameters in {where}"
+                console.print(said, soft_wrap=True, markup=False)
             await encode_data(recipe, run, console)
             newest = open_checkpoints(recipe.trainer, run).latest()
             tell_beginning(newest, recipe.trainer, console, is_resumed=resume)
