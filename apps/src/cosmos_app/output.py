@@ -2,10 +2,10 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +13,7 @@ from rich.text import Text
 
 def print_json(value: object) -> None:
     """Write one JSON document to standard output, as `json_document` has it."""
-    sys.stdout.write(json_document(value) + "\n")
+    click.echo(json_document(value))
 
 
 def json_document(value: object) -> str:
