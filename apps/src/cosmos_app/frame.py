@@ -213,6 +213,28 @@ async def _ended_by(passing: asyncio.Task[None]) -> AsyncGenerator[None]:
         passing.remove_done_callback(end)
 
 
+@contextlib.contextmanager
+def _closed(sinks: MetricSink) -> Generator[MetricSink]:
+    """Close sinks in the end; an error of theirs there is not told in place of one before it.
+
+    Raises:
+        RunError: if they cannot bring to where it goes what they held back.
+    """
+    try:
+        yield sinks
+    except BaseException:
+        with contextlib.suppress(Exception):
+            sinks.close()
+        raise
+    try:
+        sinks.close()
+    except Exception as error:
+        raise RunError(
+            f"the last metrics cannot be written; mend that and go on with --resume: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 async def _await_passed_on(bus: Bus) -> None:
     """Return when the sinks have everything that was measured, or after a while."""
     for _ in range(math.ceil(_LAST_METRICS_S / _LOOK_S)):
@@ -313,7 +335,7 @@ class RunFrame:
             console=self._console,
             config=shown_recipe(self._recipe),
         )
-        with contextlib.closing(open_sinks(self._recipe.sinks, context)) as sinks:
+        with _closed(open_sinks(self._recipe.sinks, context)) as sinks:
             passing = asyncio.create_task(self._pass_metrics_on(bus, sinks))
             try:
                 async with _ended_by(passing):
