@@ -77,7 +77,7 @@ class MlflowSink:
             self._client.set_terminated(self._run_id, RunStatus.to_string(RunStatus.FINISHED))
             self._run_id = None
 
-    def _send(self, run_id: str, metrics: Sequence[Metric]) -> None:
+    def _send(self, run_id: str, metrics: Sequence[Any]) -> None:
         self._client.log_batch(run_id, metrics=metrics)
 
 
