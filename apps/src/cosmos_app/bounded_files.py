@@ -5,14 +5,14 @@ A file that has grown long becomes ``NAME.1``, instead of the one before, and be
 
 from pathlib import Path
 
-from cosmos_core.rundir import append_whole
+from cosmos_core.rundir import append_whole, cut_torn_line
 
 
 def append_bounded(path: Path, data: bytes, *, most_bytes: int) -> None:
     """Append lines, all of them or none.
 
     Args:
-        path: the file; made if missing.
+        path: the file; made if missing. A torn last line of a process that was killed goes.
         data: whole lines.
         most_bytes: the file, and the one before it, together do not grow beyond this.
 
@@ -21,7 +21,8 @@ def append_bounded(path: Path, data: bytes, *, most_bytes: int) -> None:
     """
     if path.exists() and path.stat().st_size + len(data) > most_bytes // 2:
         path.replace(before_of(path))
-    with path.open("ab", buffering=0) as file:
+    with path.open("a+b", buffering=0) as file:
+        cut_torn_line(file)
         append_whole(file, data)
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cosmos_app.output import print_json
 
@@ -246,6 +247,6 @@ def examine(*, as_json: bool) -> int:
         table = Table("", "found", "what to do", title="cosmos-app doctor")
         for finding in found:
             colour = _COLOURS[finding.state]
-            table.add_row(f"[{colour}]{finding.name}[/]", finding.found, finding.advice)
+            table.add_row(Text(finding.name, colour), Text(finding.found), Text(finding.advice))
         Console().print(table)
     return int(any(finding.state == "problem" for finding in found))

@@ -35,7 +35,7 @@ from cosmos_app.control_files import last_namespace, write_address
 from cosmos_app.ended import failure_noted
 from cosmos_app.errors import NothingToResumeError, RunError
 from cosmos_app.full_disk import Writer, refusals_told
-from cosmos_app.output import print_json
+from cosmos_app.output import json_document, print_json
 from cosmos_app.preloaded import Preloaded
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
@@ -157,7 +157,7 @@ def hand_in(
     report: Mapping[str, Any], run: RunDirectory, show: Callable[[], None], *, as_json: bool
 ) -> None:
     """Keep a run's report in its directory and show it, to a program or to a person."""
-    write_atomic(run.report, json.dumps(report, indent=2, default=str))
+    write_atomic(run.report, json_document(report))
     if as_json:
         print_json(report)
     else:
@@ -211,6 +211,28 @@ async def _ended_by(passing: asyncio.Task[None]) -> AsyncGenerator[None]:
         ) from error
     finally:
         passing.remove_done_callback(end)
+
+
+@contextlib.contextmanager
+def _closed(sinks: MetricSink) -> Generator[MetricSink]:
+    """Close sinks in the end; an error of theirs there is not told in place of one before it.
+
+    Raises:
+        RunError: if they cannot bring to where it goes what they held back.
+    """
+    try:
+        yield sinks
+    except BaseException:
+        with contextlib.suppress(Exception):
+            sinks.close()
+        raise
+    try:
+        sinks.close()
+    except Exception as error:
+        raise RunError(
+            f"the last metrics cannot be written; mend that and go on with --resume: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 async def _await_passed_on(bus: Bus) -> None:
@@ -313,7 +335,7 @@ class RunFrame:
             console=self._console,
             config=shown_recipe(self._recipe),
         )
-        with contextlib.closing(open_sinks(self._recipe.sinks, context)) as sinks:
+        with _closed(open_sinks(self._recipe.sinks, context)) as sinks:
             passing = asyncio.create_task(self._pass_metrics_on(bus, sinks))
             try:
                 async with _ended_by(passing):

@@ -106,7 +106,8 @@ def _prepare(recipe: Recipe, run: RunDirectory, console: Console, *, resume: boo
         console.print(f"data: {num_train} prompts to train on, {num_held_out} held out")
     parameters = prepare_model(recipe, files)
     if parameters:
-        console.print(f"model: built with {parameters:,} parameters in {files.built_model}")
+        said = f"model: built with {parameters:,} parameters in {files.built_model}"
+        console.print(said, soft_wrap=True, markup=False)
     return files
 
 

@@ -36,7 +36,7 @@ def leaving() -> Generator[None]:
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # none, if it was closed
                 stream.flush()
         os._exit(code)
 

@@ -8,6 +8,7 @@ import click
 from cosmos_app.guarded import guarded
 
 _RUN = click.Path(path_type=Path, exists=True)
+_MOST = 100_000  # as the API has it
 
 
 @click.command()
@@ -33,8 +34,8 @@ def stop(run_dir: Path, *, wait_s: float) -> None:
 
 @click.command()
 @click.argument("run_dir", type=_RUN)
-@click.option("--rollouts", type=click.IntRange(0), help="How many are to generate.")
-@click.option("--policies", type=click.IntRange(1), help="How many are to train.")
+@click.option("--rollouts", type=click.IntRange(0, _MOST), help="How many are to generate.")
+@click.option("--policies", type=click.IntRange(1, _MOST), help="How many are to train.")
 def scale(run_dir: Path, *, rollouts: int | None, policies: int | None) -> None:
     """Change the number of replicas of a live run.
 

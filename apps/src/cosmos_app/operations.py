@@ -4,6 +4,8 @@ The controller's API, which its token opens, is asked; where a recipe serves non
 """
 
 import asyncio
+import http.client
+import json
 import time
 import urllib.error
 import urllib.parse
@@ -15,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from cosmos_app.control_files import read_address
-from cosmos_app.dashboard.address import read_address_file
+from cosmos_app.dashboard.address import ADDRESS_FILE, read_address_file
 from cosmos_app.ended import describe_end
 from cosmos_app.errors import RunError
 from cosmos_app.given.stop_file import ask_to_stop
@@ -27,6 +29,8 @@ from cosmos_core.rundir import RunDirectory
 STOP_REASON = "cosmos-app stop"
 _ANSWER_S = 10.0
 _LOOK_S = 0.5
+_MOST_DETAIL = 1 << 16
+_OF_STRANGERS = frozenset({401, 403, 404, 405, 501})
 
 
 async def stop_run(run_dir: Path, *, wait_s: float) -> int:
@@ -104,9 +108,31 @@ def _post(run: RunDirectory, route: str, query: Mapping[str, Any]) -> bool:
             return True
     except urllib.error.HTTPError as error:
         with error:  # it holds the connection
-            raise RunError(f"{base}api/{route} answers {error.code}: {error.reason}") from error
+            said = f"{base}api/{route} answers {error.code}: {_detail(error)}"
+        raise RunError(f"{said}{_advice(run) if error.code in _OF_STRANGERS else ''}") from error
+    except http.client.HTTPException as error:
+        raise RunError(f"{base}api/{route} does not answer in HTTP{_advice(run)}") from error
     except OSError:
         return False
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    """Return why our API refused something, or what the code of the answer means."""
+    try:
+        found = json.loads(error.read(_MOST_DETAIL))["detail"]
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return error.reason
+    return found if isinstance(found, str) else error.reason
+
+
+def _advice(run: RunDirectory) -> str:
+    """Say what to do where somebody else may listen, who is told nothing more."""
+    holder = run.holder()
+    by_signal = f", or SIGTERM to {holder}, stops it" if holder else " stops it"
+    return (
+        f"; {run.path / ADDRESS_FILE} names that address, which another run or program may have by "
+        f"now, and the run is asked nowhere else: Ctrl-C where it was started{by_signal}"
+    )
 
 
 async def _ended(run: RunDirectory, wait_s: float) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cosmos_app.errors import DataError
+from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.event_log import ROUTINE, read_events, tell_event
 from cosmos_app.listening import exposure
 from cosmos_app.wfm.dashboard.recorded import is_world_model_run, open_world_model_run
@@ -60,7 +60,13 @@ def serve_replay(run_dir: Path, *, host: str, port: int) -> int:
     is_world_model = is_world_model_run(run_dir)
     run = open_world_model_run(run_dir) if is_world_model else RunDirectory.open(run_dir)
     config = DashboardConfig(host=host, port=port)
-    taken = bind(config)
+    try:
+        taken = bind(config)
+    except DashboardAddressError as error:
+        raise DashboardAddressError(
+            f"cannot listen on {host} port {port} ({error.__cause__}); choose another with --port, "
+            "any free one without it, or another address with --host"
+        ) from error
     token = secrets.token_urlsafe(24)
     if told := exposure(host):
         click.echo(told, err=True)

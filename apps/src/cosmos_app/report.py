@@ -3,7 +3,6 @@
 Everything in it can be recomputed from ``metrics.jsonl`` and ``status.json`` of the run directory.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cosmos_app.output import finite
 from cosmos_app.supervisor import Incident
 from cosmos_core.metrics import MetricRecord, of_data_sets
 
@@ -99,20 +99,7 @@ class RunReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data; what was not measured is ``None``."""
-        return _finite(asdict(self))
-
-
-def _finite(value: Any) -> Any:
-    """Put ``None`` for numbers that JSON does not have, in whatever holds them."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {key: _finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_finite(item) for item in value]
-        case _:
-            return value
+        return finite(asdict(self))
 
 
 def _values(records: Sequence[MetricRecord], role: str, name: str) -> list[float]:
@@ -277,7 +264,7 @@ def _numbers(report: RunReport) -> Table:
         failed = (f"{count} of {kind}" for kind, count in sorted(report.failures.items()))
         rows.append(("samples that failed", ", ".join(failed)))
     for name, value in rows:
-        table.add_row(f"[dim]{name}[/]", value)
+        table.add_row(Text(name, "dim"), Text(value))
     return table
 
 
@@ -326,9 +313,10 @@ def print_report(report: RunReport, console: Console) -> None:
     if report.samples:
         parts.append(_samples(report))
     title = f"{report.run_dir}: {report.finished} after {report.seconds:.0f} s"
-    console.print(Panel(Group(*parts), title=title))
+    console.print(Panel(Group(*parts), title=Text(title)))
     if report.export:
-        console.print(f"Hugging Face checkpoint: {report.export}")
+        said = f"Hugging Face checkpoint: {report.export}"
+        console.print(said, soft_wrap=True, markup=False)
 
 
 def _data_set_lines(data_sets: Mapping[str, Mapping[int, float]]) -> list[Text]:

@@ -3,10 +3,11 @@
 import json
 import struct
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 
 from cosmos_app.report import Sample
-from cosmos_core.rundir import append_whole
+from cosmos_core.rundir import append_whole, cut_torn_line
 from cosmos_core.trajectory import Trajectory, TrajectoryFormatError, decode_trajectory
 
 _MOST_SHOWN = 6
@@ -15,7 +16,7 @@ _BEGINS = b"CTRJ"  # as each encoded trajectory does
 
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Add samples to a replica's file, one JSON line each."""
+    """Add samples to a replica's file, one JSON line each, behind the last whole one."""
     lines = [
         {
             "prompt": sample.prompt,
@@ -25,7 +26,10 @@ def append_samples(path: Path, samples: Iterable[Sample]) -> None:
         }
         for sample in samples
     ]
-    _append(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+    with _opened(path) as file:
+        cut_torn_line(file)
+        append_whole(file, data)
 
 
 def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
@@ -44,7 +48,8 @@ def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
 
 def append_trajectories(path: Path, encoded: Iterable[bytes]) -> None:
     """Add encoded trajectories to a replica's file, each behind its length."""
-    _append(path, b"".join(_LENGTH.pack(len(data)) + data for data in encoded))
+    with _opened(path) as file:
+        append_whole(file, b"".join(_LENGTH.pack(len(data)) + data for data in encoded))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -74,8 +79,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
             at = found - _LENGTH.size
 
 
-def _append(path: Path, data: bytes) -> None:
-    """Append all of it or, on a disk that is full, nothing: what follows stays readable."""
+def _opened(path: Path) -> FileIO:
+    """Open a file to append to; on a disk that is full nothing is: what follows stays readable."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as file:
-        append_whole(file, data)
+    return path.open("a+b", buffering=0)

@@ -156,7 +156,7 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
             str(replica["version"]),
             f"{replica['silent_s']:.1f} s",
             "" if first_s is None else f"{first_s:.1f} s",
-            state,
+            Text(state),
         )
     books = status.get("books", {})
     lines = [

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from cosmos_app.bubble import predict_bubble
 from cosmos_app.cli import main
 from cosmos_app.control_files import write_address
+from cosmos_app.dashboard.example import write_example_run
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import load_recipe
 from cosmos_app.recipes import load_any_recipe
@@ -125,6 +126,15 @@ def test_status_of_what_is_no_run_says_so(tmp_path: Path) -> None:
     result = call("status", str(tmp_path))
     assert result.exit_code == 2
     assert "not the directory of a run" in result.output
+
+
+def test_replay_on_a_port_that_is_taken_names_its_own_options(tmp_path: Path) -> None:
+    write_example_run(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = call("replay", str(tmp_path / "run"), "--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 2
+    assert "choose another with --port" in result.output
+    assert "dashboard." not in result.output
 
 
 def test_a_curve_spans_its_own_range() -> None:

@@ -88,6 +88,24 @@ async def test_the_report_of_an_earlier_start_says_nothing_of_a_run_that_has_gon
     assert run_view(feed, started_s).message == "all steps done"
 
 
+async def test_counters_of_prometheus_do_not_fall_with_a_policy_that_falls_back(
+    tmp_path: Path,
+) -> None:
+    """It would take all that is counted after that for an increase."""
+    write_example_run(tmp_path / "run")
+    feed = RunFeed(RunDirectory.open(tmp_path / "run"))
+    told = list[bytes]()
+    for issued, consumed, stale in ((300, 240, 2), (300, 200, 2), (310, 230, 3)):
+        books = {"issued": issued, "consumed": consumed, "dropped": {"too stale": stale}}
+        feed.status = {"time_s": 0.0, "books": books}
+        await feed.look()
+        lines = exposition(feed, 0.0).splitlines()
+        told += [line.split()[-1] for line in lines if line.startswith(b"cosmos_groups_")]
+    assert told[:3] == [b"240.0", b"2.0", b"300.0"]
+    assert told[3:6] == told[:3]
+    assert told[6:] == [b"270.0", b"3.0", b"310.0"]
+
+
 async def test_counters_that_are_not_known_yet_are_no_zeros_for_prometheus(tmp_path: Path) -> None:
     """It takes what comes after them for an increase within one interval."""
     write_example_run(tmp_path / "run")

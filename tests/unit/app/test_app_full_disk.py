@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from full_disks import no_file_longer_than
 
 from cosmos_app.full_disk import Writer
 from cosmos_app.unsaved import FAILED, Saves, UnsavedWarning
+from cosmos_app.wfm.figures import keep_before
 from cosmos_core.metrics import MetricRecord
 from cosmos_parallel import CheckpointWriteError
 
@@ -100,3 +102,14 @@ def test_who_started_a_run_hears_once_of_checkpoints_that_fail_and_of_the_next_g
     begun, ended = told
     assert begun.startswith("[yellow]policy-0 cannot write the checkpoint after step 2; the one")
     assert ended == "policy-0 wrote the checkpoint after step 4"
+
+
+def test_figures_of_a_world_model_stay_where_the_disk_is_full_as_it_goes_on(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    rows = "".join(f'{{"step": {step}, "loss": 0.5}}\n' for step in range(1, 9))
+    metrics.write_text(rows)
+    with no_file_longer_than(50), pytest.raises(OSError, match="large"):
+        keep_before(metrics, 8, again=["loss"])
+    assert metrics.read_text() == rows
+    keep_before(metrics, 8, again=["loss"])
+    assert metrics.read_text() == "".join(rows.splitlines(keepends=True)[:7])

@@ -1,5 +1,6 @@
 """The end of a process of ours, seen in processes of their own."""
 
+import shlex
 import subprocess
 import sys
 
@@ -46,6 +47,13 @@ def test_a_process_ends_with_the_code_that_python_has_for_it(end: str, code: int
     assert done.stdout.splitlines() == ["a thread has ended", "what was registered ran"]
     assert ("ValueError: unexpected" in done.stderr) == ("ValueError" in end)
     assert ("a reason" in done.stderr) == ("a reason" in end)
+
+
+def test_a_process_without_an_output_ends_like_others() -> None:
+    """As one that is started with ``>&-``."""
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(_ENDS.format(end='pass'))} >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_error_is_the_last_thing_that_a_command_says() -> None:

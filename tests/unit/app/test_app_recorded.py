@@ -163,6 +163,17 @@ def test_a_full_disk_tears_no_line_and_what_happens_later_is_written(tmp_path: P
     assert path.read_bytes().count(b"\n") == 2
 
 
+def test_an_event_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.note(time_s=0.0, epoch=1, events=[finished()], dispatches=[])
+    log.note(time_s=1.0, epoch=1, events=[finished()], dispatches=[])
+    path.write_bytes(path.read_bytes()[:-9])  # the machine lost its power inside a write
+    log.note(time_s=2.0, epoch=2, events=[finished()], dispatches=[])
+    assert [event["time_s"] for event in read_events(path)] == [0.0, 2.0]
+    assert path.read_bytes().count(b"\n") == 2
+
+
 def test_lines_of_a_long_file_go_in_the_order_they_came(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     for number in range(10):

@@ -2,13 +2,19 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from cosmos_app.frame import hand_in
+from cosmos_app.output import print_facts
 from cosmos_app.report import Outcome, build_report, print_report
+from cosmos_app.status import draw_status
 from cosmos_core.metrics import MetricRecord
+from cosmos_core.rundir import RunDirectory
 
 
 def test_the_distance_of_log_probs_is_a_mean_over_tokens_not_over_steps():
@@ -35,8 +41,42 @@ def test_what_was_not_measured_is_null_for_programs_and_a_dash_for_people():
     assert "nan" not in shown.getvalue()
 
 
-def outcome() -> Outcome:
-    return Outcome(
+def test_a_step_whose_loss_was_not_finite_leaves_json_that_others_read(tmp_path, capsys):
+    report = {"losses": {0: 1.5, 1: float("nan"), 2: float("inf")}, "paths": (tmp_path,)}
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        hand_in(report, run, lambda: None, as_json=True)
+        kept = run.report.read_text()
+    printed = capsys.readouterr().out
+    for text in (kept, printed):
+        told = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert told["losses"] == {"0": 1.5, "1": None, "2": None}
+        assert told["paths"] == [str(tmp_path)]
+
+
+def test_names_with_square_brackets_are_shown_as_they_are():
+    """Directories are called after settings, and failures tell of tokens such as [/INST]."""
+    where = Path("/runs/[lr=1e-4]/" + "a-long-name-of-a-run/" * 6)
+    told = outcome(run_dir=where, export=str(where / "model"), failures={"reward/[/INST]": 3})
+    shown = io.StringIO()
+    print_report(build_report([], told), Console(file=shown, width=80))
+    assert f"Hugging Face checkpoint: {where / 'model'}\n" in shown.getvalue()
+    assert "3 of reward/[/INST]" in shown.getvalue()
+    facts = io.StringIO()
+    print_facts("runs/[lr=1e-4]", [("died", "rollout-0: [/INST] is no token")], Console(file=facts))
+    assert "runs/[lr=1e-4]" in facts.getvalue()
+    assert "[/INST] is no token" in facts.getvalue()
+
+
+def test_status_shows_what_failed_at_a_replica_as_it_was_said():
+    replica = {"role": "rollout", "version": 3, "silent_s": 0.5, "last_failure": "no [/INST] in it"}
+    shown = io.StringIO()
+    status = {"time_s": 0.0, "replicas": {"rollout-0": replica}}
+    Console(file=shown, width=120).print(draw_status(status, 1.0))
+    assert "no [/INST] in it" in shown.getvalue()
+
+
+def outcome(**changes: Any) -> Outcome:
+    told = Outcome(
         run_dir=Path("run"),
         finished="all steps done",
         seconds=1.0,
@@ -48,3 +88,4 @@ def outcome() -> Outcome:
         samples=(),
         export="",
     )
+    return replace(told, **changes)

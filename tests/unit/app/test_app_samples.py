@@ -40,6 +40,16 @@ def test_a_line_torn_within_a_letter_costs_only_itself(tmp_path: Path) -> None:
     assert last_samples(tmp_path) == samples[:1]
 
 
+def test_a_torn_line_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "samples-rollout-0.jsonl"
+    samples = [Sample(prompt=p, response="é", reward=1.0, version=3) for p in "abc"]
+    append_samples(path, samples[:2])
+    path.write_bytes(path.read_bytes()[:-5])
+    append_samples(path, samples[2:])
+    assert last_samples(tmp_path) == [samples[0], samples[2]]
+    assert len(path.read_bytes().splitlines()) == 2
+
+
 def encoded(number: int) -> bytes:
     return encode_trajectory(
         Trajectory(

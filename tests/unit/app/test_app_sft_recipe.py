@@ -375,6 +375,16 @@ def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):
     assert "after step 1 " in said
 
 
+def test_a_run_that_is_beyond_its_last_step_is_done(tmp_path, file, capsys):
+    """As one that goes on with fewer steps wanted: whatever starts it again would for ever."""
+    for steps, is_resumed in ((2, False), (1, True)):
+        settings = [f"output={tmp_path / 'out'}", f"trainer.steps={steps}"]
+        recipe = load_any_recipe(file, settings)
+        assert asyncio.run(run_given_recipe(recipe, resume=is_resumed, as_json=True)) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["finished"], report["steps"]) == (True, 2)
+
+
 @pytest.mark.parametrize("setting", ["retention.keep=0", "retention.keep_best=-1", "batch.seed=-1"])
 def test_a_number_of_the_trainer_that_is_out_of_range_is_named_with_its_place(setting: str) -> None:
     place, _, name = setting.partition("=")[0].rpartition(".")

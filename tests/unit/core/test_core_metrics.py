@@ -6,8 +6,6 @@ import io
 import json
 import math
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from cosmos_core.metrics import (
     JsonlSinkConfig,
     MetricRecord,
     MetricsFormatError,
-    MlflowSinkConfig,
     SinkContext,
     TensorBoardSinkConfig,
     WandbSinkConfig,
@@ -30,7 +27,7 @@ from cosmos_core.metrics import (
     read_metrics,
 )
 from cosmos_core.metrics.console import ConsoleSink, format_figure
-from cosmos_core.rundir import RunDirectory
+from cosmos_core.rundir import RunDirectory, cut_torn_line
 
 
 def controller(step: int, time_s: float = 0.0, **values: float) -> MetricRecord:
@@ -96,6 +93,18 @@ def test_a_torn_last_line_is_passed_over_and_cut_off_before_more_is_written(tmp_
     sink.write(controller(2))
     sink.close()
     assert read_metrics(path) == [controller(0), controller(2)]
+
+
+@pytest.mark.parametrize("whole", [b"", b"{}\n", b"{}\n" * 50_000])
+@pytest.mark.parametrize("torn", [b"", b"{", b"x" * 200_000])
+def test_a_torn_line_of_any_length_is_cut_off_and_nothing_else(
+    tmp_path: Path, whole: bytes, torn: bytes
+):
+    path = tmp_path / "lines"
+    path.write_bytes(whole + torn)
+    with path.open("a+b", buffering=0) as file:
+        cut_torn_line(file)
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
@@ -240,53 +249,6 @@ def test_wandb_keeps_the_run_offline_in_the_run_directory(context: SinkContext):
         {"policy-0/step": 3, "policy-0/loss": 0.5},
         {"rollout-0/step": 1, "rollout-0/idle_share": 0.125},
     ]
-
-
-_WITHOUT = """
-import sys
-sys.modules[sys.argv[1]] = None  # what an import meets on a machine without the extra
-from cosmos_core.metrics import (
-    MissingExtraError, MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
-)
-config = {
-    "wandb": WandbSinkConfig, "tensorboard": TensorBoardSinkConfig, "mlflow": MlflowSinkConfig
-}[sys.argv[1]]()
-try:
-    config.build(None)
-except MissingExtraError as error:
-    sys.stdout.write(str(error))
-"""
-
-
-@pytest.mark.parametrize("module", ["wandb", "tensorboard", "mlflow"])
-def test_a_missing_extra_says_what_to_install(module: str, child_environment: dict[str, str]):
-    command = [sys.executable, "-c", _WITHOUT, module]
-    done = subprocess.run(
-        command, env=child_environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == f'the {module} sink needs an extra: pip install "cosmos-core[{module}]"'
-
-
-@pytest.mark.filterwarnings("ignore")  # those of MLflow's own libraries
-def test_mlflow_finds_every_point_at_its_step_and_time(context: SinkContext):
-    pytest.importorskip("mlflow.tracking")
-    from mlflow.tracking import MlflowClient
-
-    sink = MlflowSinkConfig(batch=2).build(context)
-    sink.write(MetricRecord(100.0, "policy", "policy-0", 0, {"loss": 0.5, "grad_norm": 2.0}))
-    sink.write(MetricRecord(101.5, "policy", "policy-0", 1, {"loss": 0.25}))
-    sink.close()
-    sink.close()
-    client = MlflowClient(tracking_uri=f"sqlite:///{context.run.path / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("cosmos")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED"
-    history = client.get_metric_history(run.info.run_id, "policy-0/loss")
-    assert [(p.step, p.timestamp, p.value) for p in history] == [
-        (0, 100_000, 0.5),
-        (1, 101_500, 0.25),
-    ]
-    assert run.data.metrics == {"policy-0/loss": 0.25, "policy-0/grad_norm": 2.0}
 
 
 # All together

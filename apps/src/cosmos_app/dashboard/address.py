@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from cosmos_app.listening import exposure
 from cosmos_core.rundir import RunDirectory, write_atomic
 
-_ADDRESS_FILE = "dashboard.json"
+ADDRESS_FILE = "dashboard.json"
 _LOOK_EVERY_S = 0.5
 
 
@@ -25,7 +25,7 @@ class DashboardAddress:
 def read_address_file(run: RunDirectory) -> DashboardAddress | None:
     """Return where a run's dashboard was last served; none if it never was."""
     try:
-        fields = json.loads((run.path / _ADDRESS_FILE).read_text())
+        fields = json.loads((run.path / ADDRESS_FILE).read_text())
         return DashboardAddress(
             url=str(fields["url"]), port=int(fields["port"]), token=str(fields["token"])
         )
@@ -36,7 +36,7 @@ def read_address_file(run: RunDirectory) -> DashboardAddress | None:
 def write_address_file(run: RunDirectory, address: DashboardAddress) -> None:
     """Leave the address for the run's owner alone: it holds the token."""
     fields = {"url": address.url, "port": address.port, "token": address.token}
-    write_atomic(run.path / _ADDRESS_FILE, json.dumps(fields) + "\n", mode=0o600)
+    write_atomic(run.path / ADDRESS_FILE, json.dumps(fields) + "\n", mode=0o600)
 
 
 async def announce_dashboard(run: RunDirectory, say: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ async def announce_dashboard(run: RunDirectory, say: Callable[[str], None]) -> N
 def _written(run: RunDirectory) -> tuple[int, int]:
     """Return what changes when the address is written: by the clock of the file's own machine."""
     try:
-        found = (run.path / _ADDRESS_FILE).stat()
+        found = (run.path / ADDRESS_FILE).stat()
     except OSError:
         return 0, 0
     return found.st_mtime_ns, found.st_ino

@@ -16,6 +16,7 @@ from typing import Any
 from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.history import History
 from cosmos_app.dashboard.tail import Tail
+from cosmos_app.dashboard.totals import Totals
 from cosmos_app.errors import RunError
 from cosmos_app.event_log import ROUTINE, parse_events
 from cosmos_app.shown_samples import ShownSample, parse_shown_sample
@@ -43,6 +44,7 @@ class RunFeed:
         samples: the newest texts, oldest first.
         status: what the controller last said; empty for a run that is over.
         report: the report of a run that is over; empty before.
+        totals: sums of the books that only grow.
         problem: why there is no status; empty while there is one.
         num_steps: steps that the recipe wants; 0 if it does not say.
         num_bad_lines: lines of metrics that are none.
@@ -58,6 +60,7 @@ class RunFeed:
         self.samples: deque[ShownSample] = deque(maxlen=_MOST_SAMPLES)
         self.status: Mapping[str, Any] = {}
         self.report: Mapping[str, Any] = {}
+        self.totals = Totals()
         self.problem = ""
         self.num_steps = _planned_steps(run)
         self.num_bad_lines = 0
@@ -88,7 +91,13 @@ class RunFeed:
             await asyncio.sleep(0)
         self._read_report()
         await self._read_status()
+        self.totals.take(self.books)
         return is_behind
+
+    @property
+    def books(self) -> Mapping[str, Any]:
+        """Groups issued, consumed, dropped by reason, in flight by stage; empty if unknown."""
+        return self.status.get("books") or self.report.get("books", {})
 
     # ---------------------------------------------------------------- files
 

@@ -1,13 +1,13 @@
 """A run's figures in Prometheus' text format, read from the feed when they are asked for."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cosmos_app.dashboard.feed import RunFeed
+from cosmos_app.dashboard.totals import Totals
 from cosmos_app.dashboard.view import replica_views, run_view
 
 
@@ -59,8 +59,7 @@ class _FeedCollector(Collector):
         for stage, count in run.books.get("in_flight", {}).items():
             groups.add_metric([stage], count)
         yield groups
-        if "issued" in run.books:  # a counter that is not known is not 0, from where it would jump
-            yield from _ended(run.books)
+        yield from _counters(self._feed.totals)
 
     def _replicas(self) -> Iterator[Metric]:
         labels = ["replica", "role"]
@@ -96,12 +95,15 @@ class _FeedCollector(Collector):
         yield family
 
 
-def _ended(books: Mapping[str, Any]) -> Iterator[Metric]:
+def _counters(totals: Totals) -> Iterator[Metric]:
+    if totals.issued is None:
+        return  # a counter that is not known is not 0, from where it would jump
     ended = CounterMetricFamily(
-        "cosmos_groups_ended", "Groups consumed or dropped.", labels=["how"]
+        "cosmos_groups_ended",
+        "Groups consumed or dropped, steps that were lost counted.",
+        labels=["how"],
     )
-    ended.add_metric(["consumed"], books["consumed"])
-    for reason, count in books["dropped"].items():
-        ended.add_metric([f"dropped: {reason}"], count)
+    for how, count in totals.ended.items():
+        ended.add_metric([how], count)
     yield ended
-    yield CounterMetricFamily("cosmos_groups_issued", "Groups ever issued.", books["issued"])
+    yield CounterMetricFamily("cosmos_groups_issued", "Groups ever issued.", totals.issued)

@@ -189,7 +189,7 @@ def run_view(feed: RunFeed, now_s: float) -> RunView:
         num_steps=int(status.get("num_steps", feed.num_steps or report.get("steps", 0))),
         created_s=feed.run.created_s,
         seen_s=max(history.last_s, float(status.get("time_s", 0.0))),
-        books=status.get("books") or report.get("books", {}),
+        books=feed.books,
         accuracies={
             version: value for version, value in accuracies.items() if _number(value) is not None
         },

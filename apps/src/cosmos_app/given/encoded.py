@@ -52,7 +52,8 @@ async def encode_data(recipe: GivenRecipe, run: RunDirectory, console: Console) 
         encode = functools.partial(store_sft_data, folder, path, model, rows)
         num_rows = await _shown(encode, console)
         if (took_s := time.monotonic() - begun) > _WORTH_SAYING_S:
-            console.print(f"data: {num_rows:,} rows of {path} encoded in {took_s:.0f} s")
+            said = f"data: {num_rows:,} rows of {path} encoded in {took_s:.0f} s"
+            console.print(said, soft_wrap=True, markup=False)
 
 
 async def _shown(encode: Callable[..., None], console: Console) -> int:

@@ -51,7 +51,7 @@ class GivenReport:
 
     Attributes:
         run_dir: where it all lies.
-        finished: whether the last step was taken.
+        finished: whether the last step, or a later one, was taken.
         examples: to train on.
         left_out: rows that are longer than ``data.rows.max_tokens``.
         seconds: wall time.
@@ -101,7 +101,8 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
             parameters = prepare_model(recipe, run)
             if parameters:
                 where = run.path / "model"
-                console.print(f"model: built with {parameters:,} parameters in {where}")
+                said = f"model: built with {parameters:,} parameters in {where}"
+                console.print(said, soft_wrap=True, markup=False)
             await encode_data(recipe, run, console)
             newest = open_checkpoints(recipe.trainer, run).latest()
             tell_beginning(newest, recipe.trainer, console, is_resumed=resume)
@@ -189,7 +190,7 @@ class GivenLaunch:
         last = next((one for one in reversed(records) if "examples" in one.values), None)
         return GivenReport(
             run_dir=str(self._run.path),
-            finished=steps == self._recipe.trainer.steps and export.exists(),
+            finished=steps >= self._recipe.trainer.steps and export.exists(),
             examples=int(last.values["examples"]) if last else 0,
             left_out=self._left_out(last) if last else 0,
             seconds=seconds,

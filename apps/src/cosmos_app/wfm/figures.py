@@ -9,6 +9,7 @@ import click
 
 from cosmos_app.bad_steps import bad_step_line
 from cosmos_core.metrics import FanOut, MediaRecord, MetricRecord
+from cosmos_core.rundir import write_atomic
 from cosmos_parallel import StepReport
 from cosmos_wfm import Validated
 from cosmos_wfm.sample_rewards import FAILED, REWARD
@@ -125,12 +126,15 @@ def keep_before(metrics: Path, step: int, *, again: Collection[str]) -> None:
         metrics: the file.
         step: of the first row that comes.
         again: its figures; a row of this step that has others stays.
+
+    Raises:
+        OSError: if it cannot be written, as on a disk that is full; all rows stay then.
     """
     if not metrics.exists():
         return
     whole = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
     kept = [row for row in whole if _stays(json.loads(row), step, again)]
-    metrics.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
+    write_atomic(metrics, "".join(f"{row}\n" for row in kept))
 
 
 def _stays(row: Mapping[str, float], step: int, again: Collection[str]) -> bool:

@@ -27,6 +27,7 @@ _FIGURES = "metrics.jsonl"
 _CONFIG = "config.json"
 _FOLDERS = ("logs", "checkpoints", "export", "redis")
 _FORMAT = 1
+_BLOCK = 1 << 16
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP})
 _NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
 
@@ -266,6 +267,25 @@ def append_whole(file: FileIO, data: bytes) -> None:
     except OSError:
         file.truncate(end)
         raise
+
+
+def cut_torn_line(file: FileIO) -> None:
+    """Cut off a last line that is not whole, with which the one that follows would be lost.
+
+    A process that was killed leaves one, or a machine that lost its power.
+
+    Args:
+        file: opened with ``open("a+b", buffering=0)``; nobody else appends to it meanwhile.
+    """
+    end = begin = file.seek(0, os.SEEK_END)
+    whole = 0
+    while begin and not whole:
+        begin, before = max(0, begin - _BLOCK), begin
+        file.seek(begin)
+        block = file.read(before - begin)
+        whole = begin + block.rfind(b"\n") + 1 if b"\n" in block else 0
+    if whole < end:
+        file.truncate(whole)
 
 
 def _require_free(path: Path) -> None:

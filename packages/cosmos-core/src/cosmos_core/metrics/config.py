@@ -20,6 +20,10 @@ class MissingExtraError(CosmosError, ImportError):
         super().__init__(f'the {sink} sink needs an extra: pip install "cosmos-core[{extra}]"')
 
 
+class SinkError(CosmosError):
+    """Raised where a sink cannot begin: it has no account, or no server answers it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SinkContext:
     """What a sink may ask of the run it serves.
@@ -193,12 +197,29 @@ SinkConfig = (
 
 
 def open_sinks(configs: Sequence[SinkConfig], context: SinkContext) -> FanOut:
-    """Build every sink and put one in front of them; those already open are closed on failure."""
+    """Build every sink and put one in front of them; those already open are closed on failure.
+
+    Raises:
+        MissingExtraError: if the library of one is not installed.
+        SinkError: if what one writes to does not let it begin.
+        OSError: if a file cannot be written.
+    """
     sinks = list[MetricSink]()
     try:
         for config in configs:
-            sinks.append(config.build(context))
+            sinks.append(_begun(config, context))
     except BaseException:
         FanOut(sinks).close()
         raise
     return FanOut(sinks)
+
+
+def _begun(config: SinkConfig, context: SinkContext) -> MetricSink:
+    try:
+        return config.build(context)
+    except (CosmosError, OSError):
+        raise
+    except Exception as error:  # of a library that only its sink knows
+        raise SinkError(
+            f"the {config.kind} sink cannot begin: {type(error).__name__}: {error}"
+        ) from error

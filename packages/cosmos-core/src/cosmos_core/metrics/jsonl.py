@@ -14,7 +14,7 @@ import msgspec
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.metrics.record import MetricRecord
-from cosmos_core.rundir import append_whole
+from cosmos_core.rundir import append_whole, cut_torn_line
 
 _UNSAYABLE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -31,8 +31,8 @@ class JsonlSink:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _cut_torn_line(path)
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("a+b", buffering=0)
+        cut_torn_line(self._file)
 
     def write(self, record: MetricRecord) -> None:
         """Append the record; readers see it at once.
@@ -102,11 +102,3 @@ def _sayable(value: float) -> float | str:
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
     return value
-
-
-def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)

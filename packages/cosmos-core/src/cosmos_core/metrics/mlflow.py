@@ -1,6 +1,7 @@
 """Metric records as an MLflow run, through MLflow's own client."""
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 # MLflow asks for versions that do not go with ours, so it is not where types are checked.
@@ -11,6 +12,7 @@ from mlflow.entities import (  # pyright: ignore[reportMissingImports]
 )
 from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
+from cosmos_core.metrics.batches import Batches
 from cosmos_core.metrics.record import MediaRecord, MetricRecord
 
 _MOST_AT_ONCE = 500
@@ -35,23 +37,30 @@ class MlflowSink:
         )
         run = self._client.create_run(wanted, tags={"mlflow.runName": name})
         self._run_id: str | None = run.info.run_id
-        self._batch = min(batch, _MOST_AT_ONCE)
-        self._waiting = list[Metric]()
+        self._waiting = Batches[Metric](
+            functools.partial(self._send, run.info.run_id),
+            enough=min(batch, _MOST_AT_ONCE),
+            most=_MOST_AT_ONCE,
+        )
         params = [Param(key, value[:_LONGEST_PARAM]) for key, value in _flat("", config)]
         for start in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(run.info.run_id, params=params[start : start + _MOST_PARAMS])
 
     def write(self, record: MetricRecord) -> None:
-        """Queue the record's values."""
+        """Queue the record's values, and send them all if there are enough.
+
+        Raises:
+            MlflowException: if the server takes none; what waits is sent with what follows.
+        """
         if self._run_id is None:
             raise ValueError("the MLflow run is closed")
         moment = int(record.time_s * _MS)
-        self._waiting += [
-            Metric(f"{record.replica}/{name}", value, moment, record.step)
-            for name, value in record.values.items()
-        ]
-        if len(self._waiting) >= self._batch:
-            self._send(self._run_id)
+        self._waiting.add(
+            [
+                Metric(f"{record.replica}/{name}", value, moment, record.step)
+                for name, value in record.values.items()
+            ]
+        )
 
     def show(self, media: MediaRecord) -> None:
         """Send the files as artifacts under ``replica/name/step_<N>``."""
@@ -64,14 +73,12 @@ class MlflowSink:
     def close(self) -> None:
         """Send what is left and end the run."""
         if self._run_id is not None:
-            self._send(self._run_id)
+            self._waiting.flush()
             self._client.set_terminated(self._run_id, RunStatus.to_string(RunStatus.FINISHED))
             self._run_id = None
 
-    def _send(self, run_id: str) -> None:
-        waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), _MOST_AT_ONCE):
-            self._client.log_batch(run_id, metrics=waiting[start : start + _MOST_AT_ONCE])
+    def _send(self, run_id: str, metrics: Sequence[Any]) -> None:
+        self._client.log_batch(run_id, metrics=metrics)
 
 
 def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
