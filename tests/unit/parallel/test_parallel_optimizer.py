@@ -115,7 +115,10 @@ def test_any_optimizer_of_torch_takes_its_own_steps(name, options):
         (lambda: TorchOptimizerConfig(options={"betas": (0.9, 2.0)}), "Adam with .* beta"),
         (lambda: TorchOptimizerConfig(options={"betas": 0.9}), "Adam with .*'betas': 0.9"),
         (lambda: TorchOptimizerConfig(options={"betas": (0.9,)}), "with .*'betas': .0.9"),
-        (lambda: TorchOptimizerConfig(options={"fused": True, "foreach": True}), "Adam with .*fo"),
+        (
+            lambda: TorchOptimizerConfig(options={"fused": True, "foreach": True}),
+            "Adam with .*fused",
+        ),
         (lambda: TorchOptimizerConfig(options={"differentiable": True}), "takes no differentiable"),
         (lambda: TorchOptimizerConfig(lr=-1.0), "Adam: lr is -1.0; it must be 0 or more"),
         (lambda: AdamW8bitConfig(block_size=0), "adamw_8bit: block_size is 0"),
