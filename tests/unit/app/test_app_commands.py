@@ -161,7 +161,7 @@ def test_models_are_listed_with_whose_implementation_and_axes() -> None:
         ),
         (
             ("policy.ranks=2", "policy.parallel.pp=2", "model.training.lora.rank=4"),
-            "pp 2 needs torchtitan's implementation, but transformers is asked for (adapters",
+            "pp 2: adapters and 8-bit products are not divided among stages",
         ),
         (
             (

@@ -91,6 +91,7 @@ def test_every_answer_of_a_conversation_is_trained_and_nothing_else(tokenizer):
     ("line", "message"),
     [
         ("{", r"data.jsonl:2: is not JSON"),
+        ("[" * 100_000, r"data.jsonl:2: is not JSON: maximum recursion depth"),
         ("[1]", r"data.jsonl:2: is a JSON list; files are JSON lines \(one object in each line"),
         ('{"prompt": "a"}', r"data.jsonl:2: field 'response' is missing.*found: prompt"),
         ('{"prompt": 1, "response": "a"}', r"field 'prompt' is int"),

@@ -73,6 +73,10 @@ class CutModel(Protocol):
         ...
 
 
+class Joined(nn.Module):
+    """Named children without a forward pass of their own: what a rank has of several stages."""
+
+
 class _AskedError(Exception):
     """Carries what a loss called the model with out of the loss."""
 

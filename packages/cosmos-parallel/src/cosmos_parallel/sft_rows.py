@@ -73,7 +73,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
 def _parse(line: str, where: str) -> Row:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # nesting beyond measure
         raise SftDataError(f"{where}: is not JSON: {error}; {_FORMS}") from error
     if not isinstance(row, dict):
         raise SftDataError(f"{where}: is a JSON {type(row).__name__}; {_FORMS}")

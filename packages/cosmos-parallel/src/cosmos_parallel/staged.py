@@ -14,7 +14,14 @@ from cosmos_parallel.generic_weights import fill_parts
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.packed_attention import runs_packed_rows
 from cosmos_parallel.passes import LossFunction, LossResult, Pass, Scores
-from cosmos_parallel.pipeline import Call, Pipeline, called_alone, divide_layers, stages_of_rank
+from cosmos_parallel.pipeline import (
+    Call,
+    Joined,
+    Pipeline,
+    called_alone,
+    divide_layers,
+    stages_of_rank,
+)
 from cosmos_parallel.rotary_axes import RotaryAxes, has_rotary_axes
 from cosmos_parallel.sharding import keep_gathered, shard_module
 from cosmos_parallel.stage_part import StagePart
@@ -282,10 +289,6 @@ def _counted_on(positions: Tensor, rows: int, columns: int) -> Tensor:
     return torch.cat([torch.cat([positions, behind], dim=-1), added], dim=-2)
 
 
-class _Joined(nn.Module):
-    """Named children without a forward of their own."""
-
-
 def _join(target: nn.Module, parts: Sequence[nn.Module]) -> None:
     """Register below ``target`` what parts of one model have, each under its own name."""
     for name in dict.fromkeys(name for part in parts for name, _ in part.named_children()):
@@ -296,6 +299,6 @@ def _join(target: nn.Module, parts: Sequence[nn.Module]) -> None:
         elif len(held) == 1:
             target.add_module(name, held[0])
         elif held:
-            joined = _Joined()
+            joined = Joined()
             _join(joined, held)
             target.add_module(name, joined)

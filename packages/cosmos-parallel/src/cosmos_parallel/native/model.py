@@ -12,6 +12,7 @@ from cosmos_parallel.errors import PictureError
 from cosmos_parallel.families import is_tied
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.stage import Stage
+from cosmos_parallel.pipeline import Joined
 from cosmos_parallel.sequences import kept_columns, padded_rows
 from cosmos_parallel.value_head import VALUE_HEAD
 
@@ -150,12 +151,8 @@ class NativeCausalLM(nn.Module):
         return self.stages[0](tokens, positions)
 
 
-class _Joined(nn.Module):
-    """Named children without a forward of their own."""
-
-
 def _joined(stages: Sequence[Stage], head: nn.Module | None) -> nn.Module:
-    joined = _Joined()
+    joined = Joined()
     layers = nn.ModuleDict()
     for stage in stages:
         layers.update(dict(stage.decoder.layers.items()))
