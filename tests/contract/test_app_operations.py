@@ -2,7 +2,8 @@
 
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,18 @@ def answering(port: int, answer: bytes) -> threading.Thread:
     return thread
 
 
+@contextmanager
+def run_at_a_free_port(place: Path, server: RedisServer) -> Generator[int]:
+    """Hold a run whose dashboard was served where nobody listens by now; gives its port."""
+    with listen_on("127.0.0.1", 0) as gone:
+        port = gone.getsockname()[1]
+    with RunDirectory.create(place, config_json="{}", now_s=0.0) as run:
+        url = f"http://127.0.0.1:{port}/?token=secret"
+        write_address_file(run, DashboardAddress(url=url, port=port, token="secret"))
+        write_address(run, server.url, "run")
+        yield port
+
+
 @pytest.mark.parametrize(
     ("answer", "said", "is_advised"),
     [
@@ -73,12 +86,7 @@ def answering(port: int, answer: bytes) -> threading.Thread:
 async def test_a_port_that_another_program_has_by_now_is_said_with_what_to_do(
     tmp_path: Path, server: RedisServer, answer: bytes, said: str, is_advised: bool
 ) -> None:
-    with listen_on("127.0.0.1", 0) as gone:
-        port = gone.getsockname()[1]
-    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
-        url = f"http://127.0.0.1:{port}/?token=secret"
-        write_address_file(run, DashboardAddress(url=url, port=port, token="secret"))
-        write_address(run, server.url, "run")
+    with run_at_a_free_port(tmp_path / "run", server) as port:
         thread = answering(port, answer)
         with pytest.raises(RunError) as refused:
             await stop_run(tmp_path / "run", wait_s=0.0)
@@ -94,12 +102,8 @@ async def test_a_port_that_another_program_has_by_now_is_said_with_what_to_do(
 async def test_no_proxy_of_the_environment_is_asked_to_stop_a_run(
     tmp_path: Path, server: RedisServer, asked_of_proxy: list[str]
 ) -> None:
-    with listen_on("127.0.0.1", 0) as gone:
-        port = gone.getsockname()[1]
-    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
-        url = f"http://127.0.0.1:{port}/?token=secret"
-        write_address_file(run, DashboardAddress(url=url, port=port, token="secret"))
-        write_address(run, server.url, "run")
+    with run_at_a_free_port(tmp_path / "run", server):
+        pass
     assert await stop_run(tmp_path / "run", wait_s=0.0) == 0
     assert asked_of_proxy == []
     async with await Bus.connect(server.url, "run") as bus:

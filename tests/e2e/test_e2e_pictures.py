@@ -64,6 +64,15 @@ def shown(folder: Path) -> list[tuple[str, dict[str, object]]]:
     return found
 
 
+def rows_of_two(folder: Path) -> list[dict[str, object]]:
+    """Write two pictures of each colour; return rows that show both."""
+    pictures = write_pictures(folder / "pictures", ((28, 28), (56, 28)))
+    return [
+        {"prompt": QUESTION, "answer": "r", "images": [f"pictures/{name}" for name in names]}
+        for names in pictures.values()
+    ]
+
+
 def half_taught(folder: Path, sights: list[tuple[str, dict[str, object]]]) -> Path:
     """Return a model that answers with a colour's first letter, every other time the right one."""
     write_seeing_model(folder / "random")
@@ -161,11 +170,7 @@ def test_a_teacher_beside_the_rollouts_sees_what_they_saw(runner: Runner) -> Non
     runner.forks = False  # its imports are others
     write_seeing_model(runner.folder / "model")
     write_seeing_model(runner.folder / "teacher", seed=1)
-    pictures = write_pictures(runner.folder / "pictures", ((28, 28), (56, 28)))
-    rows = [
-        {"prompt": QUESTION, "answer": "r", "images": [f"pictures/{name}" for name in names]}
-        for names in pictures.values()
-    ]
+    rows = rows_of_two(runner.folder)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in seeing_environment().items():
             patch.setenv(name, value)
@@ -206,11 +211,7 @@ def test_a_policy_cut_into_stages_trains_on_pictures_and_is_served_as_it_is(
 ) -> None:
     runner.forks = False  # its imports are others
     write_seeing_model(runner.folder / "model")
-    pictures = write_pictures(runner.folder / "pictures", ((28, 28), (56, 28)))
-    rows = [
-        {"prompt": QUESTION, "answer": "r", "images": [f"pictures/{name}" for name in names]}
-        for names in pictures.values()
-    ]
+    rows = rows_of_two(runner.folder)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in seeing_environment().items():
             patch.setenv(name, value)

@@ -3,11 +3,10 @@
 import json
 import tarfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+from cosmos_core.rundir import write_atomic
 from cosmos_wfm.captions import IMAGE_SUFFIXES
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.videos import VIDEO_SUFFIXES
@@ -74,14 +73,10 @@ def write_index(kept: Path, samples: Sequence[Row], problems: Sequence[str]) -> 
     Raises:
         CaptionDataError: if it cannot be written.
     """
-    partial = kept.with_suffix(f".{uuid4().hex}.partial")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"samples": samples, "problems": problems}))
-        partial.replace(kept)
+        write_atomic(kept, json.dumps({"samples": samples, "problems": problems}))
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise CaptionDataError(
             f"index: {kept.parent} cannot be written: {error.strerror}; name a directory that can, "
             "or leave index empty, which reads the headers of all shards each time"
