@@ -59,7 +59,7 @@ def logits_of_stages(
     hidden = call.tokens
     for start, stop in pairwise(ends):
         stage = StagePart(copy.deepcopy(model), range(start, stop), num_layers)
-        stage.check_entry(model.config.get_text_config().hidden_size, torch.empty(0))
+        stage.check_entry(torch.empty(0))
         stage.calls = (call,)
         hidden = stage(hidden, torch.tensor([0]))
     return stage.outputs(call, hidden, {}).logits
@@ -165,7 +165,7 @@ def test_what_a_stage_would_miss_is_refused(change, message, tmp_path):
         model.model.scale = torch.nn.Parameter(torch.ones(1))
     number = 3 if change == "layers" else 2
     with pytest.raises(MeshError, match=message):
-        StagePart(model, range(1, number), number).check_entry(32, torch.empty(0))
+        StagePart(model, range(1, number), number).check_entry(torch.empty(0))
 
 
 @pytest.mark.parametrize("idle", [0, 1])

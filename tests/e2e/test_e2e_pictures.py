@@ -93,6 +93,14 @@ def half_taught(folder: Path, sights: list[tuple[str, dict[str, object]]]) -> Pa
     return folder / "model"
 
 
+def start_seeing(runner: Runner, *settings: str) -> Run:
+    """Start a run whose processes find what cuts pictures up."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in seeing_environment().items():
+            patch.setenv(name, value)
+        return runner.start(*settings)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("seeing")
@@ -100,24 +108,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     model = half_taught(folder, sights)
     rows = [{"prompt": QUESTION, "answer": colour[0], **sight} for colour, sight in sights]
     data = write_rows(folder / "rows.jsonl", rows)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in seeing_environment().items():
-            patch.setenv(name, value)
-        started = Runner(folder).start(
-            f"model.path={model}",
-            f"data.path={data}",
-            f"data.held_out_path={data}",
-            "staleness.depth=0",
-            "staleness.bound=0",
-            "trainer.steps=10",
-            f"trainer.groups_per_step={len(rows)}",
-            "trainer.checkpoint_every=0",
-            "learner.optimizer={kind='adamw', lr=5e-4}",
-            "rollout.replicas=1",
-            f"rollout.slots={len(rows)}",
-            "rollout.sampling.max_new_tokens=3",
-            "rollout.engine.context_length=96",
-        )
+    started = start_seeing(
+        Runner(folder),
+        f"model.path={model}",
+        f"data.path={data}",
+        f"data.held_out_path={data}",
+        "staleness.depth=0",
+        "staleness.bound=0",
+        "trainer.steps=10",
+        f"trainer.groups_per_step={len(rows)}",
+        "trainer.checkpoint_every=0",
+        "learner.optimizer={kind='adamw', lr=5e-4}",
+        "rollout.replicas=1",
+        f"rollout.slots={len(rows)}",
+        "rollout.sampling.max_new_tokens=3",
+        "rollout.engine.context_length=96",
+    )
     assert started.finish(deadline_s=600.0) == 0, started.logs()
     return started
 
@@ -171,19 +177,17 @@ def test_a_teacher_beside_the_rollouts_sees_what_they_saw(runner: Runner) -> Non
     write_seeing_model(runner.folder / "model")
     write_seeing_model(runner.folder / "teacher", seed=1)
     rows = rows_of_two(runner.folder)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in seeing_environment().items():
-            patch.setenv(name, value)
-        started = runner.start(
-            f"model.path={runner.folder / 'model'}",
-            f"model.teacher={runner.folder / 'teacher'}",
-            f"data.path={write_rows(runner.folder / 'rows.jsonl', rows)}",
-            "data.held_out=0", "validation.before=false", "validation.after=false",
-            "algorithm.kind=on_policy_distillation", "rollout.record=true", "teacher.replicas=1",
-            "trainer.steps=2", f"trainer.groups_per_step={len(rows)}", "rollout.replicas=1",
-            "rollout.sampling.max_new_tokens=3", "rollout.engine.context_length=96",
-            "teacher.engine={kind='vllm', dtype='float32', context_length=97, kv_cache_mib=16}",
-        )  # fmt: skip
+    started = start_seeing(
+        runner,
+        f"model.path={runner.folder / 'model'}",
+        f"model.teacher={runner.folder / 'teacher'}",
+        f"data.path={write_rows(runner.folder / 'rows.jsonl', rows)}",
+        "data.held_out=0", "validation.before=false", "validation.after=false",
+        "algorithm.kind=on_policy_distillation", "rollout.record=true", "teacher.replicas=1",
+        "trainer.steps=2", f"trainer.groups_per_step={len(rows)}", "rollout.replicas=1",
+        "rollout.sampling.max_new_tokens=3", "rollout.engine.context_length=96",
+        "teacher.engine={kind='vllm', dtype='float32', context_length=97, kv_cache_mib=16}",
+    )  # fmt: skip
     assert started.finish(deadline_s=400.0) == 0, started.logs()
     reader = PictureReader.of(runner.folder / "teacher")
     assert reader is not None
@@ -212,19 +216,17 @@ def test_a_policy_cut_into_stages_trains_on_pictures_and_is_served_as_it_is(
     runner.forks = False  # its imports are others
     write_seeing_model(runner.folder / "model")
     rows = rows_of_two(runner.folder)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in seeing_environment().items():
-            patch.setenv(name, value)
-        started = runner.start(
-            f"model.path={runner.folder / 'model'}",
-            f"data.path={write_rows(runner.folder / 'rows.jsonl', rows)}",
-            "data.held_out=0", "validation.before=false", "validation.after=false",
-            "policy.ranks=2", "policy.parallel.pp=2", "algorithm.kind=dr_grpo",
-            "learner.optimizer={kind='adamw', lr=1e-2}",
-            "algorithm.objective.entropy_coefficient=0.1", "staleness={depth=0, bound=0}",
-            "trainer.steps=3", f"trainer.groups_per_step={len(rows)}", "rollout.replicas=1",
-            "rollout.sampling.max_new_tokens=3", "rollout.engine.context_length=96",
-        )  # fmt: skip
+    started = start_seeing(
+        runner,
+        f"model.path={runner.folder / 'model'}",
+        f"data.path={write_rows(runner.folder / 'rows.jsonl', rows)}",
+        "data.held_out=0", "validation.before=false", "validation.after=false",
+        "policy.ranks=2", "policy.parallel.pp=2", "algorithm.kind=dr_grpo",
+        "learner.optimizer={kind='adamw', lr=1e-2}",
+        "algorithm.objective.entropy_coefficient=0.1", "staleness={depth=0, bound=0}",
+        "trainer.steps=3", f"trainer.groups_per_step={len(rows)}", "rollout.replicas=1",
+        "rollout.sampling.max_new_tokens=3", "rollout.engine.context_length=96",
+    )  # fmt: skip
     assert started.finish(deadline_s=400.0) == 0, started.logs()
     mismatches = [
         record.values["mismatch_abs"]

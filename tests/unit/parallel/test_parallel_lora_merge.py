@@ -1,6 +1,7 @@
 """Adapters added to weights: as peft adds them, and refused where they do not fit."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,22 @@ from cosmos_parallel import (
 peft = pytest.importorskip("peft")
 # peft says so where it cannot look a base model up
 pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
+
+
+def move_adapters(model: torch.nn.Module, *, std: float) -> None:
+    """Give both factors of adapters values at which they count."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=std)
+
+
+def assert_same_logits(model: Any, merged: Any, tokens: torch.Tensor, *, atol: float) -> None:
+    with torch.no_grad():
+        expected = model(input_ids=tokens, use_cache=False).logits
+        found = merged(input_ids=tokens).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("rank_stabilised", [False, True])
@@ -48,39 +65,25 @@ def test_experts_with_adapters_are_those_that_were_trained(model_directory, tmp_
     """peft has the factors of all experts in one tensor, and does not say of which."""
     base, mesh = model_directory("Qwen3Moe", tied=False), build_mesh(ParallelConfig())
     model = load_causal_lm(base, mesh, ModelConfig(lora=LoraConfig(rank=4, alpha=6.0))).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".lora_" in name:
-                parameter.normal_(std=0.1)
+    move_adapters(model, std=0.1)
     assert any(".experts." in name for name, _ in model.named_parameters() if ".lora_" in name)
     export_lora(model, tmp_path / "adapter", mesh, base=base)
     merge_directories(base, tmp_path / "adapter", tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     tokens = torch.randint(0, model.config.vocab_size, (2, 9))
-    with torch.no_grad():
-        expected = model(input_ids=tokens, use_cache=False).logits
-        found = merged(input_ids=tokens).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert_same_logits(model, merged, tokens, atol=1e-4)
 
 
 def test_an_embedding_with_an_adapter_is_the_one_that_was_trained(model_directory, tmp_path):
     base, mesh = model_directory("Qwen3", tied=False), build_mesh(ParallelConfig())
     lora = LoraConfig(rank=4, alpha=6.0, targets=("embed_tokens", "lm_head"))
     model = load_causal_lm(base, mesh, ModelConfig(lora=lora))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".lora_" in name:
-                parameter.normal_(std=0.1)
+    move_adapters(model, std=0.1)
     export_lora(model, tmp_path / "adapter", mesh, base=base)
     merge_directories(base, tmp_path / "adapter", tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     tokens = torch.arange(9)[None]
-    with torch.no_grad():
-        expected = model(input_ids=tokens, use_cache=False).logits
-        found = merged(input_ids=tokens).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_same_logits(model, merged, tokens, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -93,19 +96,12 @@ def test_layers_stored_transposed_are_merged_beside_a_head_that_is_not(tmp_path,
     GPT2LMHeadModel(GPT2Config(**sizes, **ends)).save_pretrained(base)
     lora = LoraConfig(rank=4, alpha=6.0, targets=targets)
     model = load_causal_lm(base, mesh, ModelConfig(lora=lora)).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".lora_" in name:
-                parameter.normal_(std=0.3)
+    move_adapters(model, std=0.3)
     export_lora(model, tmp_path / "adapter", mesh, base=base)
     merge_directories(base, tmp_path / "adapter", tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     tokens = torch.arange(9)[None]
-    with torch.no_grad():
-        expected = model(input_ids=tokens, use_cache=False).logits
-        found = merged(input_ids=tokens).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_same_logits(model, merged, tokens, atol=1e-5)
 
 
 def test_one_layer_by_hand():

@@ -278,14 +278,16 @@ def cut_torn_line(file: FileIO) -> None:
         file: opened with ``open("a+b", buffering=0)``; nobody else appends to it meanwhile.
     """
     end = begin = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - 1))
+    if file.read(1) in (b"", b"\n"):
+        return  # as nearly always, before each line that is appended
     whole = 0
     while begin and not whole:
         begin, before = max(0, begin - _BLOCK), begin
         file.seek(begin)
         block = file.read(before - begin)
         whole = begin + block.rfind(b"\n") + 1 if b"\n" in block else 0
-    if whole < end:
-        file.truncate(whole)
+    file.truncate(whole)
 
 
 def _require_free(path: Path) -> None:

@@ -164,7 +164,8 @@ def choose_implementation(
     if needing:
         if wanted == "auto" and not sees(config) and native_refusal(config) is None:
             return "native"
-        needing = [axis for axis in needing if axis not in generic_axes(config)]
+        there = generic_axes(config)
+        needing = [axis for axis in needing if axis not in there]
     if wanted == "transformers" and needing:
         why = "transformers is asked for (adapters, 8-bit products and frozen parts ask for it)"
         raise MeshError(_needs_native(config, parallel, needing, why))

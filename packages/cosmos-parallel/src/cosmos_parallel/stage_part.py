@@ -91,16 +91,16 @@ class StagePart(nn.Module):
             return self.model(input_ids=call.tokens, use_cache=False, **keep)
 
     @torch.no_grad()
-    def check_entry(self, width: int, like: Tensor) -> None:
+    def check_entry(self, like: Tensor) -> None:
         """Check that the decoder does nothing to hidden states but what its modules do.
 
         Args:
-            width: of hidden states.
-            like: a tensor of their type and device.
+            like: a tensor of the type and device of hidden states.
 
         Raises:
             MeshError: if it does, as every stage would.
         """
+        width = int(self.model.config.get_text_config().hidden_size)
         hidden = torch.linspace(-1.0, 1.0, 2 * width).view(1, 2, width).to(like.device, like.dtype)
         with self._decoder.emptied() as decoder:
             found = decoder(inputs_embeds=hidden, use_cache=False).last_hidden_state

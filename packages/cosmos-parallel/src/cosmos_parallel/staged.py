@@ -241,9 +241,9 @@ def load_staged(
     check_trained(stages, mesh)
     own = next(next(iter(stages.values())).parameters()).dtype
     hidden_dtype = compute_dtype or own
+    like = torch.empty(0, dtype=hidden_dtype, device=mesh.process.device)
     for stage in stages.values():
-        width = int(stage.model.config.get_text_config().hidden_size)
-        stage.check_entry(width, torch.empty(0, dtype=hidden_dtype, device=mesh.process.device))
+        stage.check_entry(like)
     return StagedCausalLM(stages, mesh, hidden_dtype)
 
 
