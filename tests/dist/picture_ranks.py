@@ -65,6 +65,7 @@ RUNS = {
         "pp": (TWO, ParallelConfig(pp=2), ["plain", "packed", "recomputed", "language"]),
         "fsdp-pp": (FOUR, ParallelConfig(pp=2), ["plain"]),
         "tp-pp": (FOUR, ParallelConfig(tp=2, pp=2), ["packed"]),
+        "cp-pp": (FOUR, ParallelConfig(cp=2, pp=2), ["plain", "packed", "recomputed"]),
     },
     "videos": {
         "one": (ONE, ParallelConfig(), VIDEOS),

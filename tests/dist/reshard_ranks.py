@@ -2,7 +2,7 @@
 
 python reshard_ranks.py DIRECTORY KIND LAYOUT...; writes the losses of the steps after the save.
 The kind is "native", of torchtitan, "sight", the same with a part that is carried along, "generic",
-of transformers, or "lora", the same with adapters.
+of transformers, "tied", the same with one matrix for embedding and head, or "lora", with adapters.
 """
 
 import dataclasses
@@ -40,6 +40,7 @@ KINDS = {
     "native": ModelConfig(implementation="native"),
     "sight": ModelConfig(implementation="native"),
     "generic": ModelConfig(implementation="transformers"),
+    "tied": ModelConfig(implementation="transformers"),
     "lora": ModelConfig(implementation="transformers", lora=LoraConfig(rank=4)),
 }
 MODELS = {"sight": "kimi"}
@@ -97,6 +98,6 @@ if __name__ == "__main__":
     if sys.argv[2] in MODELS:
         write_random(tiny_kimi(), where / MODELS[sys.argv[2]])
     else:
-        build_model("qwen3", where, tied=False)  # the stages of a pipeline share no weights
+        build_model("qwen3", where, tied=sys.argv[2] == "tied")
     for chosen in sys.argv[3:]:
         run(where, sys.argv[2], chosen)

@@ -25,9 +25,10 @@ LAYOUTS = STAGED | {
     "generic-cp2": (2, {"cp": 2}),
     "generic-tp2-cp2": (4, {"tp": 2, "cp": 2}),
     "generic-pp2": (2, {"pp": 2}),
+    "generic-cp2-pp2": (4, {"cp": 2, "pp": 2}),
 }
-# the last two with models of transformers
-IN_CI = (*STAGED_IN_CI, "generic-tp2-cp2", "generic-pp2")
+# the last three with models of transformers
+IN_CI = (*STAGED_IN_CI, "generic-tp2-cp2", "generic-pp2", "generic-cp2-pp2")
 KEPT = ("clipped", "moving-reference")  # critics that checkpoints are written of
 NATIVE = {"implementation": "native"}  # whose names checkpoints have
 

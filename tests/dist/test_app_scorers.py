@@ -32,7 +32,11 @@ LOSSES = (
 )
 
 
-LAYOUTS = STAGED | {"generic-pp2": STAGED["pp2"]}  # of transformers' models
+# of transformers' models
+LAYOUTS = STAGED | {
+    "generic-pp2": STAGED["pp2"],
+    "generic-cp2-pp2": (4, {"cp": 2, "pp": 2}),
+}
 IN_CI = (*STAGED_IN_CI, "generic-pp2")
 
 

@@ -345,13 +345,8 @@ DATA_ONLY = {"fsdp4", "ddp2", "hsdp2x2"}
 WITHOUT_EP = {name for name, (_, degrees) in LAYOUTS.items() if "ep" not in degrees}
 GENERIC = DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2", "cp2", "fsdp2-cp2", "tp2-cp2"}
 # of transformers' own models, cut into stages
-STAGED = {
-    name
-    for name, (_, degrees) in LAYOUTS.items()
-    if "pp" in degrees and not {"cp", "ep"} & degrees.keys()
-}
+STAGED = {name for name, (_, degrees) in LAYOUTS.items() if "pp" in degrees and "ep" not in degrees}
 ALLOWED = {
-    "qwen-3-tied": {name for name in WITHOUT_EP if "pp" not in LAYOUTS[name][1]},
     "qwen-3-short": set(),
     "qwen-3-moe": set(LAYOUTS),
     "moonlight-moe": set(LAYOUTS),
@@ -374,7 +369,7 @@ ALLOWED = {
         ),
         frozenset({"tp2", "fsdp2-tp2"}),
     ),
-    **dict.fromkeys(("gemma", "gemma-3"), GENERIC),
+    **dict.fromkeys(("gemma", "gemma-3"), GENERIC | STAGED),
     **dict.fromkeys(("qwen-2.5-vl", "mistral", "phi", "phi-3"), GENERIC | STAGED),
 }
 # what CI runs: every axis, every family, and combinations that meet in few places
@@ -388,6 +383,10 @@ IN_CI = {
     ("qwen-3", "pp2-zero-bubble"),
     ("qwen-3", "tp2-cp2-interleaved"),
     ("qwen-3-tied", "cp2"),
+    ("qwen-3-tied", "fsdp2-zero-bubble"),
+    ("gemma", "fsdp2-tp2-pp2"),
+    ("mistral", "cp2-pp2"),
+    ("qwen-2.5-vl", "tp2-cp2-interleaved"),
     ("qwen-3-moe", "hsdp2x2-ep2"),
     ("moonlight-moe", "fsdp2-tp2-ep4"),
     ("moonlight-moe", "ep2-pp2"),
@@ -423,6 +422,7 @@ TABLE += [
     for layout, (_, degrees) in MEETINGS.items()
     if family == "qwen-3-moe" or "ep" not in degrees
 ]
+TABLE += [("mistral", "cp2-pp2"), ("qwen-2.5-vl", "cp2-pp2")]
 LAYOUTS |= MEETINGS
 # parallelism of transformers' own implementations, adapters, compiled layers, and what native
 # models do besides
@@ -529,6 +529,11 @@ EXTRA = {
         "degrees": {"pp": 2},
         "export": "exported-generic",
     },
+    "exported-tied-pp2": {
+        "model": "qwen-3-tied",
+        "degrees": {"pp": 2},
+        "export": "exported-tied",
+    },
 }
 # tens of seconds of torch's compiler each
 LONG = {"compiled-native-tp2", "compiled-transformers-fsdp2", "compiled-transformers-tp2"}
@@ -562,7 +567,7 @@ def results(models, request) -> dict:
     chosen = [spec.params["case"] for spec in asked if spec and "case" in spec.params]
     further = {spec.params["name"] for spec in asked if spec and "name" in spec.params}
     if any("export" in item.name for item in here):
-        further |= {"exported-pp2", "exported-sight-pp2", "exported-generic-pp2"}
+        further |= {name for name in EXTRA if name.startswith("exported-")}
     whole = {"degrees": {}, "num_ranks": 1, "implementation": "transformers"}
     used = {family for family, _ in chosen} | {EXTRA[name]["model"] for name in further}
     cases = [{"name": family, "model": family, **whole} for family in FAMILIES if family in used]
@@ -625,7 +630,7 @@ def test_other_implementations_and_packed_rows_take_them_too(results, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exported", ["exported-pp2", "exported-generic-pp2"])
+@pytest.mark.parametrize("exported", ["exported-pp2", "exported-generic-pp2", "exported-tied-pp2"])
 def test_an_export_from_stages_has_every_weight(models, results, exported):
     from safetensors.torch import load_file
 
@@ -639,7 +644,8 @@ def test_an_export_from_stages_has_every_weight(models, results, exported):
     kept = [name for name, value in original.items() if torch.equal(written[name], value)]
     # every parameter was updated; the router's correction is no parameter
     corrections = [name for name in original if name.endswith("gate.e_score_correction_bias")]
-    assert len(corrections) == {"moonlight-moe": 3, "glm4_moe": 1}[EXTRA[exported]["model"]]
+    expected = {"moonlight-moe": 3, "glm4_moe": 1, "qwen-3-tied": 0}
+    assert len(corrections) == expected[EXTRA[exported]["model"]]
     assert sorted(kept) == sorted(corrections)
     _, loading = transformers.AutoModelForCausalLM.from_pretrained(
         directory, output_loading_info=True

@@ -61,6 +61,7 @@ RUNS = (
     *(("pp", case) for case in ("plain", "packed", "recomputed", "language")),
     ("fsdp-pp", "plain"),
     ("tp-pp", "packed"),
+    *(("cp-pp", case) for case in ("plain", "packed", "recomputed")),
 )
 FURTHER = (
     *(("tp", case) for case in ("packed", "recomputed")),

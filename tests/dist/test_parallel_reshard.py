@@ -11,6 +11,7 @@ OTHERS = {
     "native": ["tp2", "fsdp2-tp2", "pp2"],
     "sight": ["tp2", "ep2-pp2"],
     "generic": ["tp2", "pp2"],
+    "tied": ["pp2"],
     "lora": ["fsdp2-tp2"],
 }
 

@@ -59,7 +59,21 @@ def qwen35_mixture(**changes):
             4,
             "schedule Interleaved1F1B makes 8 stages, more than its 6 layers",
         ),
-        (qwen3(tie_word_embeddings=True), {"pp": 2}, 2, "but this model ties them"),
+        (qwen3(tie_word_embeddings=True), {"pp": 2}, 2, None),
+        (qwen3(tie_word_embeddings=True), {"pp": 2, "cp": 2}, 4, None),
+        # only torchtitan's implementation has these axes
+        (
+            mixture(tie_word_embeddings=True),
+            {"pp": 2, "ep": 2},
+            4,
+            "pp 2 puts embedding and output head on different ranks",
+        ),
+        (
+            qwen35(tie_word_embeddings=True),
+            {"pp": 2, "cp": 2},
+            4,
+            "pp 2 puts embedding and output head on different ranks",
+        ),
         (qwen3(), {"ep": 2}, 2, "ep 2 needs a mixture of experts, and this model has none"),
         (mixture(), {"ep": 4}, 4, "ep 4 does not divide its 6 experts"),
         (mixture(moe_intermediate_size=9), {"tp": 2}, 2, "does not divide its 9 features of an ex"),
@@ -86,14 +100,9 @@ def qwen35_mixture(**changes):
         ),
         (transformers.MistralConfig(**DENSE), {"pp": 2, "tp": 2}, 4, None),
         (transformers.Qwen2_5_VLConfig(tie_word_embeddings=False), {"pp": 2}, 2, None),
-        (transformers.Qwen2_5_VLConfig(tie_word_embeddings=True), {"pp": 2}, 2, "model ties them"),
-        (transformers.MistralConfig(**DENSE), {"pp": 2, "cp": 2}, 4, "pp 2 with cp 2 needs torch"),
-        (
-            transformers.GraniteConfig(**DENSE, embedding_multiplier=12.0),
-            {"pp": 2},
-            2,
-            "its embedding_multiplier 12.0 is put on what goes into its layers",
-        ),
+        (transformers.Qwen2_5_VLConfig(tie_word_embeddings=True), {"pp": 2}, 2, None),
+        (transformers.MistralConfig(**DENSE), {"pp": 2, "cp": 2}, 4, None),
+        (transformers.GraniteConfig(**DENSE, embedding_multiplier=12.0), {"pp": 2}, 2, None),
         (
             transformers.Qwen3VLConfig(
                 text_config=DENSE, vision_config={"deepstack_visual_indexes": [5, 11, 17]}
@@ -118,7 +127,7 @@ def qwen35_mixture(**changes):
         (qwen35_mixture(), {"cp": 2, "ep": 2, "pp": 2}, 4, None),
         (qwen35(linear_num_key_heads=3), {"tp": 2}, 2, "its 3 key heads of linear attention"),
         (qwen35(linear_num_value_heads=15), {"tp": 2}, 2, "15 value heads of linear attention"),
-        (qwen35(tie_word_embeddings=True), {"pp": 2}, 2, "but this model ties them"),
+        (qwen35(tie_word_embeddings=True), {"pp": 2}, 2, None),
         (qwen35_mixture(), {"tp": 2, "ep": 4}, 4, None),
         (
             qwen35_mixture(shared_expert_intermediate_size=9),
@@ -180,6 +189,13 @@ def test_torchtitan_computes_what_it_has(config, reason):
 def test_transformers_is_used_unless_an_axis_asks_for_more(degrees, wanted, chosen):
     parallel = ParallelConfig(**degrees)
     assert choose_implementation(qwen3(), parallel, wanted) == chosen
+
+
+def test_one_matrix_for_embedding_and_head_is_cut_by_transformers_code_alone():
+    tied, parallel = qwen3(tie_word_embeddings=True), ParallelConfig(pp=2)
+    assert choose_implementation(tied, parallel, "auto") == "transformers"
+    with pytest.raises(MeshError, match="torchtitan's implementation does not have one matrix"):
+        check_layout(tied, parallel, 2, implementation="native")
 
 
 def seeing_qwen(**ties):

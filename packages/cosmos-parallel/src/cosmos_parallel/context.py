@@ -7,7 +7,8 @@ whole sequences, pictures among them, and its decoder is given a stretch of thos
     tokens   t t p p p p | p p t t t t      what rank 0 and rank 1 attend from
     vision   1 picture     2 frames         looked at by one rank each (`share_sight`)
 
-Where a vision part cannot be shared every rank looks at all, and goes on with its stretch.
+Where a vision part cannot be shared every rank looks at all, and goes on with its stretch. Between
+the stages of a pipeline go stretches: the first divides, the last gathers.
 """
 
 from collections.abc import Sequence
@@ -39,12 +40,39 @@ def divide_context(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
     """Give each rank of a group its stretch of the sequences, and the head whole ones.
 
     Args:
-        model: with torch's scaled dot-product attention, before FSDP2 shards it.
+        model: that `attend_from_stretches` has prepared, before FSDP2 shards it.
         group: the ranks that share sequences.
 
     Raises:
-        MeshError: if the model has no output head of its own, runs an attention of its own, or has
-            layers that do not go by the whole of a sample.
+        MeshError: if the model has no output head of its own.
+    """
+    _ContextHooks(group).hook(model)
+
+
+def divide_stage(
+    model: "PreTrainedModel", group: dist.ProcessGroup, *, is_first: bool, is_last: bool
+) -> None:
+    """Have a stage of a pipeline run each rank's stretch of the sequences.
+
+    Args:
+        model: that `attend_from_stretches` has prepared, cut to the stage, before FSDP2 shards it.
+        group: the ranks that share sequences.
+        is_first: whether the stage is given whole ones, tokens [B, T]; others are given stretches
+            [B, T / ranks, dim]. T is a multiple of the ranks.
+        is_last: whether it returns whole ones.
+    """
+    _ContextHooks(group).hook_stage(model, is_first=is_first, is_last=is_last)
+
+
+def attend_from_stretches(model: "PreTrainedModel") -> None:
+    """Have a model attend from this rank's stretch of the sequences to whole ones.
+
+    Args:
+        model: with torch's scaled dot-product attention.
+
+    Raises:
+        MeshError: if the model runs an attention of its own, or has layers that do not go by the
+            whole of a sample.
     """
     name = model.config.model_type
     if not takes_any_attention(model):
@@ -56,7 +84,6 @@ def divide_context(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
         )
     _register()
     attend_by(model, CONTEXT_ATTENTION)
-    _ContextHooks(model, group)
 
 
 @dataclass(slots=True)
@@ -78,23 +105,42 @@ class _Call:
 class _ContextHooks:
     """Divides what goes into a model or its decoder, and gathers what comes to its head."""
 
-    def __init__(self, model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._call = _Call(0, 0)
+        self._has_axes = False
+
+    def hook(self, model: "PreTrainedModel") -> None:
+        """Divide and gather in a whole model."""
         head, decoder = model.get_output_embeddings(), model.get_decoder()
         body: nn.Module = model.base_model if decoder is head else decoder  # so in ModernBERT
         if head is None or body is model:
             raise MeshError(f"cp: {type(model).__name__} has no output head to gather before")
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
+        self._hook_entry(model, body, model)
+        body.register_forward_hook(self._gather)
+
+    def hook_stage(self, model: "PreTrainedModel", *, is_first: bool, is_last: bool) -> None:
+        """Divide in a first stage, and gather in a last one."""
+        decoder: nn.Module = model.get_decoder()
+        self._has_axes = has_rotary_axes(model.config)
+        if is_first:
+            self._hook_entry(model, decoder, model.base_model)
+        else:
+            decoder.register_forward_pre_hook(self._divide_positions, with_kwargs=True)
+        if is_last:
+            decoder.register_forward_hook(self._gather_all)
+
+    def _hook_entry(self, model: "PreTrainedModel", body: nn.Module, entry: nn.Module) -> None:
+        """Divide embedded pictures and tokens that go into ``body``, or tokens of ``entry``."""
         if has_rotary_axes(model.config):
             body.register_forward_pre_hook(self._divide_embeddings, with_kwargs=True)
-            share_sight(model, group)
+            share_sight(model, self._group)
         elif sees(model.config):
             body.register_forward_pre_hook(self._divide_counted, with_kwargs=True)
-            share_pictures(model, group)
+            share_pictures(model, self._group)
         else:
-            model.register_forward_pre_hook(self._divide_tokens, with_kwargs=True)
-        body.register_forward_hook(self._gather)
+            entry.register_forward_pre_hook(self._divide_tokens, with_kwargs=True)
 
     def _enter(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -166,6 +212,18 @@ class _ContextHooks:
             ),
         }
 
+    def _divide_positions(
+        self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Tell a later stage where the stretches that it is given stand in their rows."""
+        stretch: Tensor = kwargs["inputs_embeds"]
+        whole = stretch.new_empty(stretch.shape[0], stretch.shape[1] * self._group.size())
+        axes = whole_axes(kwargs.get("position_ids"), whole)
+        return args, kwargs | {
+            "position_ids": self._stretch(axes if self._has_axes else axes[0], dim=-1),
+            "visibility": Visibility.of(axes[0], self._group),
+        }
+
     def _stretch(self, rows: Tensor, dim: int = 1) -> Tensor:
         return rows.chunk(self._group.size(), dim=dim)[self._group.rank()]
 
@@ -173,6 +231,11 @@ class _ContextHooks:
         """Give what stands behind all layers, an output head or a value head, whole sequences."""
         hidden = gather_sequence(output.last_hidden_state, self._group)
         output.last_hidden_state = kept_columns(hidden, self._call.length, self._call.keep)
+        return output
+
+    def _gather_all(self, body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Give what a last stage goes to whole sequences."""
+        output.last_hidden_state = gather_sequence(output.last_hidden_state, self._group)
         return output
 
 

@@ -69,16 +69,8 @@ def may_be_cut(settings: Any, model_type: str, *, is_text: bool) -> bool:
 def uncuttable(config: "PretrainedConfig", parallel: ParallelConfig) -> Iterator[str]:
     """Yield what keeps a model of transformers from being cut into so many stages."""
     settings: Any = config.get_text_config()
-    if parallel.cp > 1:
-        yield f"pp {parallel.pp} with cp {parallel.cp} needs torchtitan's implementation"
     if getattr(config, "quantization_config", None) is not None:
         yield f"pp {parallel.pp} does not divide weights of few bits"
-    multiplier = getattr(settings, "embedding_multiplier", None) or 1.0
-    if multiplier != 1.0:
-        yield (
-            f"its embedding_multiplier {multiplier} is put on what goes into its layers, which "
-            f"each stage of pp {parallel.pp} would do anew"
-        )
     vision: Any = getattr(config, "vision_config", None)
     seen_by = len(getattr(vision, "deepstack_visual_indexes", None) or ())
     first = -(-settings.num_hidden_layers // parallel.num_stages)

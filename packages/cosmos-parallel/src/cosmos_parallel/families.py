@@ -162,7 +162,8 @@ def choose_implementation(
     """
     needing = [axis for axis in ("pp", "ep", "tp", "cp") if getattr(parallel, axis) > 1]
     if needing:
-        if wanted == "auto" and not sees(config) and native_refusal(config) is None:
+        of_words = not sees(config) and not (parallel.pp > 1 and is_tied(config))
+        if wanted == "auto" and of_words and native_refusal(config) is None:
             return "native"
         there = generic_axes(config)
         needing = [axis for axis in needing if axis not in there]
@@ -305,8 +306,8 @@ def check_layout(
     resolved = parallel.resolve(world_size)
     chosen = choose_implementation(config, resolved, implementation)
     problems = list(_problems(config, resolved))
-    if chosen == "native" and resolved.tp > 1:
-        problems += _undivided_by_titan(config.get_text_config(), resolved.tp)
+    if chosen == "native":
+        problems += _refused_by_titan(config, resolved)
     if chosen == "transformers" and resolved.pp > 1:
         problems += uncuttable(config, resolved)
     if problems:
@@ -327,11 +328,6 @@ def _problems(config: "PretrainedConfig", parallel: ParallelConfig) -> Iterator[
             f"pp {parallel.pp} with schedule {parallel.pp_schedule} makes {parallel.num_stages} "
             f"stages, more than its {layers} layers"
         )
-    if parallel.pp > 1 and is_tied(config):
-        yield (
-            f"pp {parallel.pp} puts embedding and output head on different ranks, but this model "
-            "ties them"
-        )
     if parallel.tp > 1:
         yield from _undivided(settings, parallel.tp, experts_split=parallel.ep == 1)
 
@@ -347,14 +343,21 @@ def _undivided(settings: Any, tp: int, *, experts_split: bool) -> Iterator[str]:
     yield from _not_dividing(settings, tp, divided)
 
 
-def _undivided_by_titan(settings: Any, tp: int) -> Iterator[str]:
-    """Yield what transformers' implementation does not split, or gathers again."""
+def _refused_by_titan(config: "PretrainedConfig", parallel: ParallelConfig) -> Iterator[str]:
+    """Yield what transformers' implementation does not split, or gathers again, or copies."""
+    if parallel.pp > 1 and is_tied(config):
+        yield (
+            f"pp {parallel.pp} puts embedding and output head on different ranks, and torchtitan's "
+            "implementation does not have one matrix on both"
+        )
+    if parallel.tp == 1:
+        return
     divided = {
         "linear_num_key_heads": "key heads of linear attention",
         "linear_num_value_heads": "value heads of linear attention",
         "shared_expert_intermediate_size": "features of the shared expert",
     }
-    yield from _not_dividing(settings, tp, divided)
+    yield from _not_dividing(config.get_text_config(), parallel.tp, divided)
 
 
 def _not_dividing(settings: Any, tp: int, divided: Mapping[str, str]) -> Iterator[str]:

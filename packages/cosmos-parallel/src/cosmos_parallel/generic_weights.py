@@ -10,6 +10,7 @@ stacked or joined); here it is decided how much of each is read:
 
 import re
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,21 +58,35 @@ def build_empty(
     return model
 
 
-def fill_parts(model: "PreTrainedModel", path: Path, device: torch.device) -> None:
+def fill_parts(
+    model: "PreTrainedModel",
+    path: Path,
+    device: torch.device,
+    *,
+    apart: AbstractSet[str] | None = None,
+) -> None:
     """Give a sharded model on the meta device memory, and read this rank's part of every weight.
 
     Adapters and a value head are left as they are: no file of the model has them.
+
+    Args:
+        model: whole, or one stage of it.
+        path: directory in Hugging Face form.
+        device: where to.
+        apart: of a stage, names of weights that are left as they are too; ``None`` for a whole
+            model, whose tied weights are tied.
 
     Raises:
         ModelMismatchError: naming weights that are missing or of another shape.
     """
     model.to_empty(device=device)
-    model.tie_weights()
+    if apart is None:
+        model.tie_weights()
     _compute_buffers(model)
     tensors = {
         _INSIDE_ADAPTERS.sub(".", name): value
         for name, value in model.state_dict(keep_vars=True).items()
-        if ".lora_" not in name and not is_of_value_head(name)
+        if ".lora_" not in name and not is_of_value_head(name) and name not in (apart or ())
     }
     problems: list[str] = []
     filled: set[int] = set()  # by identity, as tied weights have several names

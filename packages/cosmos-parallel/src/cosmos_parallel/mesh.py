@@ -154,6 +154,13 @@ class TrainingMesh:
         return self.process.world_size // self.config.pp
 
     @property
+    def context_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have a stretch of the same sequences each; ``None`` where none do."""
+        if self.dims is None or self.config.cp == 1:
+            return None
+        return self.dims.get_mesh("cp").get_group()
+
+    @property
     def gradient_scale(self) -> float:
         """Factor on a total before its backward pass.
 

@@ -12,7 +12,7 @@ from torch import nn
 from cosmos_core.choices import check_choice
 from cosmos_parallel.chance import tell_dropout, turn_dropout_off, turn_jitter_off
 from cosmos_parallel.compiling import compile_layers
-from cosmos_parallel.context import divide_context
+from cosmos_parallel.context import attend_from_stretches, divide_context
 from cosmos_parallel.errors import MeshError, ModelNotFoundError
 from cosmos_parallel.families import Implementation, check_layout, choose_implementation
 from cosmos_parallel.freezing import freeze, frozen_names
@@ -227,8 +227,7 @@ def chosen_implementation(
 def _load_generic(
     path: Path, hf_config: "PretrainedConfig", mesh: TrainingMesh, config: ModelConfig
 ) -> "PreTrainedModel | StagedCausalLM":
-    divides_context = mesh.dims is not None and mesh.config.cp > 1
-    wanted = "sdpa" if divides_context else config.attention
+    wanted = "sdpa" if mesh.context_group is not None else config.attention
     attention = supported_attention(hf_config, wanted)
     dtype = getattr(torch, config.dtype)
     # weights of few bits are turned into others by transformers, whole
@@ -256,8 +255,8 @@ def _load_generic(
 
 def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) -> None:
     """Change what a model computes with, before FSDP2 shards it."""
-    divides_context = mesh.dims is not None and mesh.config.cp > 1
-    if not divides_context:
+    context = mesh.context_group
+    if context is None:
         use_packed_attention(model)
     if config.low_precision is not None:
         use_low_precision(model, config.low_precision, mesh.process.device)
@@ -274,10 +273,12 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if mesh.dims is not None and mesh.config.tp > 1:
         apply_tensor_plan(model, mesh.dims.get_mesh("tp"))
-    is_divided = divides_context or mesh.config.pp > 1
+    is_divided = context is not None or mesh.config.pp > 1
     hold_length(model, config.context_length, is_divided=is_divided)
-    if mesh.dims is not None and divides_context:
-        divide_context(model, mesh.dims.get_mesh("cp").get_group())
+    if context is not None:
+        attend_from_stretches(model)
+        if mesh.config.pp == 1:  # a stage is divided when it is cut
+            divide_context(model, context)
     if config.compile != "none":
         compile_layers(decoder_layers(model), config.compile, mesh.config)
 

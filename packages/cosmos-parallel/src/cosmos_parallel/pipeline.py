@@ -290,7 +290,7 @@ class Pipeline:
         """Return the results of the last stage, on every rank of the pipeline."""
         is_last = self._stages[-1].is_last
         device = self._mesh.process.device
-        source = _rank_of_last_stage(self._mesh)
+        source = rank_of_last_stage(self._mesh)
         names: list[Any] = [sorted(results[0].metrics) if is_last else None]
         dist.broadcast_object_list(names, group=self._group, group_src=source, device=device)
         table = torch.empty(num_passes, 2 + len(names[0]), dtype=torch.float64, device=device)
@@ -315,7 +315,7 @@ class Pipeline:
         outlines: list[Any] = [
             [{name: (tuple(value.shape), value.dtype) for name, value in s.items()} for s in found]
         ]
-        source = _rank_of_last_stage(self._mesh)
+        source = rank_of_last_stage(self._mesh)
         dist.broadcast_object_list(outlines, group=self._group, group_src=source, device=device)
         if is_last:
             return found
@@ -358,7 +358,8 @@ def called_alone() -> MeshError:
     )
 
 
-def _rank_of_last_stage(mesh: TrainingMesh) -> int:
+def rank_of_last_stage(mesh: TrainingMesh) -> int:
+    """Return which rank along the pipeline has the last stage."""
     degrees = mesh.config
     return 0 if degrees.pp_schedule == "ZBVZeroBubble" else degrees.pp - 1
 

@@ -8,14 +8,17 @@ that every stage runs the model's own forward pass, under the model's own names:
     last    hidden ─► layers 2-3, norm ─► hidden; and the model's own way from there to logits
 """
 
+import copy
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from cosmos_parallel.context import divide_stage
 from cosmos_parallel.cutting import pipeline_modules
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.packed_attention import noted_starts
@@ -25,6 +28,10 @@ from cosmos_parallel.value_head import VALUE_HEAD, ValueHeadElsewhere
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# of a decoder that multiplies what goes into its layers (Granite), and of a config (AFMoE)
+_MULTIPLIER = "embedding_multiplier"
+_SCALES = "mup_enabled"
 
 
 class StagePart(nn.Module):
@@ -37,13 +44,20 @@ class StagePart(nn.Module):
         calls: those under way, which all stages know; set by who runs them.
     """
 
-    def __init__(self, model: "PreTrainedModel", layers: range, num_layers: int) -> None:
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        layers: range,
+        num_layers: int,
+        context: dist.ProcessGroup | None = None,
+    ) -> None:
         """Take a whole model and drop what this stage has not, in place.
 
         Args:
             model: with value head and the like, if it is to have any, before FSDP2 shards it.
             layers: those of this stage.
             num_layers: of the whole.
+            context: ranks that have a stretch of every sequence each between stages.
 
         Raises:
             MeshError: if the model's decoder has parameters of its own, or not the layers that it
@@ -61,9 +75,11 @@ class StagePart(nn.Module):
             _drop_beside(model.base_model, self._decoder.module)
         if not self.is_last:
             _drop_behind(model)
+        if context is not None:
+            divide_stage(model, context, is_first=self.is_first, is_last=self.is_last)
 
     def forward(self, entering: Tensor, beside: Tensor) -> Tensor:
-        """Run the layers; returns hidden states [B, T, dim].
+        """Run the layers; returns hidden states [B, T, dim], or a stretch of them.
 
         Args:
             entering: tokens [B, T], or what the stage before returned.
@@ -103,8 +119,9 @@ class StagePart(nn.Module):
         width = int(self.model.config.get_text_config().hidden_size)
         hidden = torch.linspace(-1.0, 1.0, 2 * width).view(1, 2, width).to(like.device, like.dtype)
         with self._decoder.emptied() as decoder:
-            found = decoder(inputs_embeds=hidden, use_cache=False).last_hidden_state
-        if not torch.equal(found, hidden):
+            # without its hooks, which divide sequences
+            found = decoder.forward(inputs_embeds=hidden, use_cache=False).last_hidden_state
+        if not torch.equal(found, hidden * self._decoder.factor):
             raise MeshError(
                 f"pp: {type(decoder).__name__} changes what goes into its layers or comes out, "
                 "which each stage would do anew; use tp and dp_shard"
@@ -134,6 +151,8 @@ class _Decoder:
             raise MeshError(
                 f"pp: {type(self.module).__name__} does not have as many layers as its config says"
             )
+        if not is_first:
+            self._drop_factor()
         for name, layer in list(stack.named_children()):
             if int(name) not in layers:
                 stack.register_module(name, _Through(layer))
@@ -142,6 +161,23 @@ class _Decoder:
                 self.module.register_module(name, nn.Identity())
             elif name not in (self._stack, *self._behind) and not is_first and _has_weights(part):
                 self.module.register_module(name, _Elsewhere())
+
+    @property
+    def factor(self) -> float:
+        """What the decoder's own pass multiplies what goes into its layers with."""
+        module: Any = self.module
+        if getattr(module.config, _SCALES, False):
+            return float(module.config.hidden_size) ** 0.5
+        return float(getattr(module, _MULTIPLIER, 1.0))
+
+    def _drop_factor(self) -> None:
+        """Multiply with nothing; only the first stage embeds."""
+        module: Any = self.module
+        if hasattr(module, _MULTIPLIER):
+            module.embedding_multiplier = 1.0
+        if getattr(module.config, _SCALES, False):
+            module.config = copy.copy(module.config)  # the whole's says what it said
+            module.config.mup_enabled = False
 
     @contextmanager
     def emptied(self) -> Generator[nn.Module]:

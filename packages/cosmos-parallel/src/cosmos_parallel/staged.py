@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmos_parallel.errors import MeshError
+from cosmos_parallel.families import is_tied
 from cosmos_parallel.generic_weights import fill_parts
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.packed_attention import runs_packed_rows
@@ -25,6 +26,7 @@ from cosmos_parallel.pipeline import (
 from cosmos_parallel.rotary_axes import RotaryAxes, has_rotary_axes
 from cosmos_parallel.sharding import keep_gathered, shard_module
 from cosmos_parallel.stage_part import StagePart
+from cosmos_parallel.tied_ends import TiedEnds
 from cosmos_parallel.value_head import VALUE_HEAD
 
 if TYPE_CHECKING:
@@ -62,17 +64,21 @@ class StagedCausalLM(nn.Module):
         # whose transformers asks as it gives the tensors of an export their files' names
         self._weight_conversions = getattr(models[0], "_weight_conversions", None)
         self.tells_samples_apart = self.runs_packed_rows = runs_packed_rows(models[0])
-        _join(self, models)
         head = models[-1].get_output_embeddings() if self.stages[-1].is_last else None
+        self._ends: TiedEnds | None = None
+        if is_tied(self.config):
+            self._ends = TiedEnds(self.get_input_embeddings(), head, mesh)
+        _join(self, models, apart=head if self._ends else None)
         # stands for a head that another rank has, where a loss only looks whether there is one
         self._heads = (head or nn.Linear(1, 1, bias=False, device="meta"),)
         self._axes = RotaryAxes(self.config) if has_rotary_axes(self.config) else None
         self._body: Body = _refuse
+        self._shares = mesh.config.cp
         self._pipeline = Pipeline(
             stages,
             mesh,
             width=self.config.get_text_config().hidden_size,
-            shares=1,
+            shares=self._shares,
             hidden_dtype=hidden_dtype,
         )
 
@@ -124,7 +130,8 @@ class StagedCausalLM(nn.Module):
             )
         # pictures of all passes are kept where they are looked at only
         call = Call(input_ids, position_ids, others if self.stages[0].is_first else {})
-        hidden = self._body(call)
+        rows, length = input_ids.shape
+        hidden = self._body(padded_call(call, rows, length + -length % self._shares))[:, :length]
         keeps_all = isinstance(logits_to_keep, int) and not logits_to_keep
         keep = {} if keeps_all else {"logits_to_keep": logits_to_keep}
         return self.stages[-1].outputs(call, hidden, keep)
@@ -141,19 +148,23 @@ class StagedCausalLM(nn.Module):
         on_result: Callable[[Pass[Any], LossResult], None],
     ) -> None:
         """Run all passes through the pipeline; see ``Pipeline.run_passes``."""
-        with self._forgetting():
+        with self._running():
             self._pipeline.run_passes(self, passes, loss, on_result)
+        if self._ends is not None and torch.is_grad_enabled():
+            self._ends.add_gradient()
 
     def score_passes(
         self, passes: Sequence[Pass[Any]], score: Callable[[nn.Module, Any], Scores]
     ) -> list[Scores]:
         """Return the scores of all passes; see ``Pipeline.score_passes``."""
-        with self._forgetting():
+        with self._running():
             return self._pipeline.score_passes(self, passes, score)
 
     @contextmanager
-    def _forgetting(self) -> Generator[None]:
-        """Behind the block, hold on to no batch."""
+    def _running(self) -> Generator[None]:
+        """Inside the block, have a head that is the embedding; behind it, hold on to no batch."""
+        if self._ends is not None:
+            self._ends.copy_weight()
         try:
             yield
         finally:
@@ -227,16 +238,18 @@ def load_staged(
     for index in sorted(mine):
         model = make()
         num_layers = int(model.config.get_text_config().num_hidden_layers)
-        stage = StagePart(model, divide_layers(num_layers, degrees.num_stages)[index], num_layers)
+        head = head_of(model)
+        layers = divide_layers(num_layers, degrees.num_stages)[index]
+        stage = StagePart(model, layers, num_layers, mesh.context_group)
         units = list(blocks(model))
-        head: nn.Module | None = model.get_output_embeddings()
-        if head is None:
-            raise MeshError(f"pp: {type(model).__name__} has no output head behind its layers")
         if stage.is_last:
             units.append(head)  # called when the stage has run
         shard_module(stage, mesh, blocks=units, compute_dtype=compute_dtype)
         keep_gathered(stage)
-        fill_parts(model, path, mesh.process.device)
+        apart = {f"{name}.weight" for name, part in model.named_modules() if part is head}
+        fill_parts(
+            model, path, mesh.process.device, apart=apart if is_tied(model.config) else set()
+        )
         stages[index] = stage
     check_trained(stages, mesh)
     own = next(next(iter(stages.values())).parameters()).dtype
@@ -245,6 +258,23 @@ def load_staged(
     for stage in stages.values():
         stage.check_entry(like)
     return StagedCausalLM(stages, mesh, hidden_dtype)
+
+
+def head_of(model: "PreTrainedModel") -> nn.Module:
+    """Return the output head of a whole model.
+
+    Raises:
+        MeshError: if it has none, or one that is more than the embedding's matrix where it is that.
+    """
+    head: nn.Module | None = model.get_output_embeddings()
+    if head is None:
+        raise MeshError(f"pp: {type(model).__name__} has no output head behind its layers")
+    if is_tied(model.config) and len(list(head.parameters())) > 1:
+        raise MeshError(
+            f"pp: the output head of {type(model).__name__} is its embedding's matrix and a bias, "
+            "of which the last stage has a copy alone; use tp and dp_shard"
+        )
+    return head
 
 
 def check_trained(stages: Mapping[int, StagePart], mesh: TrainingMesh) -> None:
@@ -289,16 +319,24 @@ def _counted_on(positions: Tensor, rows: int, columns: int) -> Tensor:
     return torch.cat([torch.cat([positions, behind], dim=-1), added], dim=-2)
 
 
-def _join(target: nn.Module, parts: Sequence[nn.Module]) -> None:
-    """Register below ``target`` what parts of one model have, each under its own name."""
+def _join(target: nn.Module, parts: Sequence[nn.Module], *, apart: nn.Module | None = None) -> None:
+    """Register below ``target`` what parts of one model have, each under its own name.
+
+    Args:
+        target: of the same type as the parts, or a `Joined`.
+        parts: of the same name each.
+        apart: left out.
+    """
     for name in dict.fromkeys(name for part in parts for name, _ in part.named_children()):
         found = [child for part in parts for own, child in part.named_children() if own == name]
-        held = [child for child in found if any(True for _ in child.parameters())]
+        held = [
+            child for child in found if child is not apart and any(True for _ in child.parameters())
+        ]
         if name == VALUE_HEAD:
             target.add_module(name, (held or found)[0])
         elif len(held) == 1:
             target.add_module(name, held[0])
         elif held:
             joined = Joined()
-            _join(joined, held)
+            _join(joined, held, apart=apart)
             target.add_module(name, joined)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -166,7 +165,7 @@ def _stage(settings: Decoder.Config, index: int, mesh: TrainingMesh, how: Native
         decoder,
         head,
         _value_head(settings.dim, how.dtype, is_last=is_last) if how.value_head else None,
-        cp_group=_cp_group(mesh),
+        cp_group=mesh.context_group,
         tp_mesh=mesh.dims.get_mesh("tp") if mesh.dims is not None and degrees.tp > 1 else None,
     )
 
@@ -180,12 +179,6 @@ class _RunSettings:
 
     def __init__(self, parallelism: ParallelismConfig) -> None:
         self.parallelism = parallelism
-
-
-def _cp_group(mesh: TrainingMesh) -> dist.ProcessGroup | None:
-    if mesh.dims is None or mesh.config.cp == 1:
-        return None
-    return mesh.dims.get_mesh("cp").get_group()
 
 
 def _shard(stage: Stage, dims: "ParallelDims", compute_dtype: torch.dtype) -> None:
