@@ -346,6 +346,7 @@ WITHOUT_EP = {name for name, (_, degrees) in LAYOUTS.items() if "ep" not in degr
 GENERIC = DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2", "cp2", "fsdp2-cp2", "tp2-cp2"}
 # of transformers' own models, cut into stages
 STAGED = {name for name, (_, degrees) in LAYOUTS.items() if "pp" in degrees and "ep" not in degrees}
+IN_TWO = frozenset({"pp2", "fsdp2-pp2", "tp2-pp2", "fsdp2-tp2-pp2"})  # stages, of two layers
 ALLOWED = {
     "qwen-3-short": set(),
     "qwen-3-moe": set(LAYOUTS),
@@ -356,7 +357,7 @@ ALLOWED = {
     **dict.fromkeys(BY_BOTH, frozenset({"tp2", "cp2"})),
     **dict.fromkeys(BY_TENSOR, frozenset({"tp2"})),
     **dict.fromkeys(BY_CONTEXT, frozenset({"cp2"})),
-    **dict.fromkeys(("mixtral", "glm4_moe", "glm4_moe_lite"), GENERIC | STAGED),
+    **dict.fromkeys(("mixtral", "glm4_moe", "glm4_moe_lite"), GENERIC | IN_TWO),
     **dict.fromkeys(
         (
             "deepseek-2",
