@@ -18,7 +18,6 @@ from cosmos_algos import (
     collate_pairs,
     empty_batch,
     kto_baseline,
-    model_scores,
     split_batches,
 )
 from cosmos_app.given.divided import Divided
@@ -173,7 +172,7 @@ class KtoTask:
     ) -> None:
         """Keep the samples in memory; arguments as of ``PairTask``."""
         self.data = data
-        self._reference = token_scorer(reference, self._with_reference, _SCORES)
+        self._reference = token_scorer(reference, algorithm.with_reference, _SCORES)
         self.scorers = (_of_marked(self._reference),)
         self._algorithm = algorithm
         self._layout = layout
@@ -246,11 +245,6 @@ class KtoTask:
         return LossSum(
             total=(ratios * moved.denominators).sum(), weight=moved.denominators.sum(), metrics={}
         )
-
-    @torch.no_grad()
-    def _with_reference(self, reference: nn.Module, batch: TokenBatch) -> TokenBatch:
-        scores = model_scores(reference, batch, chunk=self._algorithm.logprob_chunk)
-        return replace(batch, reference_logprobs=scores.logprobs)
 
     def _collate(self, samples: Sequence[LabelledTokens]) -> TokenBatch:
         ones = torch.ones(len(samples), dtype=torch.float64)
