@@ -44,6 +44,7 @@ TALKING = (
     "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
 )
+ASKED, ANSWER = [{"role": "user", "content": "c"}], {"role": "assistant", "content": "d"}
 BATCH = SftBatchConfig(batch_size=4, max_tokens=64)
 
 
@@ -171,13 +172,48 @@ def test_answers_in_a_conversation_are_judged_with_the_tools_of_their_row(tmp_pa
     [
         ({"prompt": "a", "chosen": "b"}, r"rows.jsonl:1: field 'rejected' is missing"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same"),
+        (
+            {"prompt": ASKED, "chosen": [ANSWER]},
+            r":1: field 'rejected' is missing; a row has it as messages",
+        ),
+        (
+            {"chosen": [*ASKED, ANSWER], "rejected": None},
+            r":1: field 'rejected' is NoneType; a row has it as messages, or",
+        ),
+        (
+            {"prompt": ASKED[0], "chosen": [ANSWER], "rejected": []},
+            r":1: field 'prompt' is dict; before messages it must be text, or messages too",
+        ),
     ],
 )
 def test_a_row_that_is_no_pair_is_named(tmp_path, tokenizer, row, message):
+    told = copy.deepcopy(tokenizer)
+    told.chat_template = TALKING
     with pytest.raises(SftDataError, match=message):
-        load_pairs(written(tmp_path / "rows.jsonl", [row]), encoding(tokenizer), PreferenceFormat())
+        load_pairs(written(tmp_path / "rows.jsonl", [row]), encoding(told), PreferenceFormat())
     with pytest.raises(SftDataError, match=message):  # as it is before anything starts
         check_preference(row, "rows.jsonl:1", PreferenceFormat(), is_marked=False)
+
+
+@pytest.mark.parametrize("answer", [[], [{"role": "user", "content": "e"}]])
+def test_an_answer_that_the_assistant_does_not_give_is_named(tmp_path, tokenizer, answer):
+    told = copy.deepcopy(tokenizer)
+    told.chat_template = TALKING
+    row = {"prompt": ASKED, "chosen": [ANSWER], "rejected": answer}
+    path = written(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(SftDataError, match=r":1: field 'rejected' has no message of the assistant"):
+        load_pairs(path, encoding(told), PreferenceFormat())
+
+
+def test_an_answer_to_nothing_is_judged_from_its_second_token_on(tmp_path, tokenizer):
+    from tokenizers import processors
+
+    bare = copy.deepcopy(tokenizer)  # puts nothing before a text, as that of Qwen
+    bare.backend_tokenizer.post_processor = processors.Sequence([])
+    path = written(tmp_path / "rows.jsonl", [{"prompt": "", "chosen": "bc", "rejected": "d"}])
+    ((better, worse),) = load_pairs(path, encoding(bare), PreferenceFormat())
+    assert texts(bare, better) == ("bc<eos>", "c<eos>")
+    assert texts(bare, worse) == ("d<eos>", "<eos>")
 
 
 def test_a_sample_without_a_mark_is_named(tmp_path, tokenizer):

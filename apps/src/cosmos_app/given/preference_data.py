@@ -146,8 +146,7 @@ def check_preference(
     if is_marked:
         _check_mark(row, where, rows)
     for name in (rows.response,) if is_marked else (rows.chosen, rows.rejected):
-        if not isinstance(row.get(name), list):
-            check_example(row, where, _names(rows, name))
+        _check_answer(row, where, rows, name)
     if not is_marked and row[rows.chosen] == row[rows.rejected]:
         raise _same_error(where, rows)
 
@@ -160,6 +159,27 @@ def _check_mark(row: Mapping[str, Any], where: str, rows: PreferenceFormat) -> N
     mark = row.get(rows.label)
     if not isinstance(mark, int) or mark not in (0, 1):
         raise SftDataError(f"{where}: field {rows.label!r} must be true or false, or 1 or 0")
+
+
+def _check_answer(
+    row: Mapping[str, Any], where: str, rows: PreferenceFormat, answer_field: str
+) -> None:
+    """Look whether an answer and what it answers are of types that go together."""
+    prompt, answer = row.get(rows.prompt), row.get(answer_field)
+    if not isinstance(answer, str | list):
+        found = f"is {type(answer).__name__}" if answer_field in row else "is missing"
+        raise SftDataError(
+            f"{where}: field {answer_field!r} {found}; a row has it as messages, or "
+            f"{rows.prompt!r} and {answer_field!r} as text (found: "
+            f"{', '.join(sorted(row)) or 'nothing'})"
+        )
+    if isinstance(answer, str):
+        check_example(row, where, _names(rows, answer_field))
+    elif not (prompt is None or isinstance(prompt, str | list)):
+        raise SftDataError(
+            f"{where}: field {rows.prompt!r} is {type(prompt).__name__}; before messages it must "
+            "be text, or messages too"
+        )
 
 
 def _names(rows: PreferenceFormat, answer_field: str) -> SftFormat:
@@ -211,6 +231,7 @@ def _encode(
 ) -> LabelledTokens:
     """Encode a prompt with an answer, of which the answer's last turn is judged."""
     row, where, folder = place
+    _check_answer(row, where, rows, answer_field)
     prompt, answer = row.get(rows.prompt), row.get(answer_field)
     names = _names(rows, answer_field)
     if isinstance(answer, list):
@@ -218,12 +239,13 @@ def _encode(
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else before
         # some data sets repeat the prompt at the head of both answers
         said = answer if answer[: len(asked)] == asked else [*asked, *answer]
-        row = {**row, "messages": said}  # with its tools, pictures and videos
-        names = replace(names, messages="messages")
+        row = {**row, answer_field: said}  # with its tools, pictures and videos
+        names = replace(names, messages=answer_field)
     *_, example = encode_examples(
         row, encoder.tokenizer, where, rows=names, reader=encoder.reader, folder=folder
     )
     marks = example.trainable.copy()
+    marks[:1] = False  # an answer to nothing, before which the tokenizer puts nothing
     # only the last run of judged tokens: earlier turns of the assistant belong to the prompt
     ends = np.flatnonzero(marks)
     if not len(ends):
