@@ -284,6 +284,41 @@ def test_the_shares_of_two_ranks_make_the_loss_of_one(tmp_path, model_dir, token
     assert total(task, moved, task.filler) == 0.0
 
 
+def test_a_prompt_with_the_answer_to_another_is_no_longer_than_samples_may_be(tmp_path, tokenizer):
+    rows = [
+        {"prompt": "1234=", "response": "5", "label": True},
+        {"prompt": "1=", "response": "23456", "label": False},
+    ]
+    path = written(tmp_path / "rows.jsonl", rows)
+    marked = load_marked(path, encoding(tokenizer), PreferenceFormat(max_tokens=9))
+    others = mismatched(marked, longest=9)
+    assert texts(tokenizer, others[0]) == ("<bos>1234=234", "234")
+    assert texts(tokenizer, others[1]) == ("<bos>1=5<eos>", "5<eos>")
+    assert texts(tokenizer, mismatched(marked)[0]) == ("<bos>1234=23456<eos>", "23456<eos>")
+
+
+def test_kto_estimates_its_divergence_with_a_model_of_as_many_positions_as_samples_have(
+    tmp_path, tokenizer
+):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_positions": 9, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    rows = [
+        {"prompt": "1234=", "response": "5", "label": True},
+        {"prompt": "1=", "response": "23456", "label": False},
+    ]
+    path = written(tmp_path / "rows.jsonl", rows)
+    marked = load_marked(path, encoding(tokenizer), PreferenceFormat(max_tokens=9))
+    layout = Layout(batch=BATCH, vocab_size=len(tokenizer), longest=9)
+    reference = load(tmp_path / "m").requires_grad_(False)
+    task = KtoTask(Divided.of(marked), reference, KtoConfig(), layout)
+    learner = Learner(load(tmp_path / "m"), LearnerConfig())
+    task.prepare(learner, 0)
+    assert take(learner, task, 0).loss == pytest.approx(0.5, rel=1e-5)
+
+
 def test_kto_begins_at_a_half_and_takes_its_baseline_from_other_answers(
     tmp_path, model_dir, tokenizer
 ):

@@ -193,19 +193,24 @@ def _names(rows: PreferenceFormat, answer_field: str) -> SftFormat:
     )
 
 
-def mismatched(samples: Sequence[MarkedSample]) -> list[LabelledTokens]:
+def mismatched(samples: Sequence[MarkedSample], longest: int = 0) -> list[LabelledTokens]:
     """Return each prompt with the answer of the next sample that has another prompt.
 
     KTO's estimate of a divergence is over answers that say nothing about their prompts. Samples of
     one and the same prompt have none.
+
+    Args:
+        samples: of a step.
+        longest: answers are cut to what leaves so many tokens with their prompt; 0 for no limit.
     """
     found: list[LabelledTokens] = []
     for index, sample in enumerate(samples):
         after = (*samples[index + 1 :], *samples[:index])
         other = next((one for one in after if one.prompt != sample.prompt), None)
         if other is not None:
-            answer = other.tokens.token_ids[len(other.prompt) :]
-            mask = other.tokens.trainable[len(other.prompt) :]
+            begin = len(other.prompt)
+            end = begin + longest - len(sample.prompt) if longest else None
+            answer, mask = other.tokens.token_ids[begin:end], other.tokens.trainable[begin:end]
             before = np.asarray(sample.prompt, np.int32)
             found.append(
                 LabelledTokens(

@@ -46,11 +46,13 @@ class Layout:
         batch: examples in a step, and tokens in a micro-batch.
         vocab_size: token ids have to be below it.
         pictures: what shows pictures to the model, where there are any.
+        longest: tokens that a sample may have; 0 for any number.
     """
 
     batch: SftBatchConfig
     vocab_size: int
     pictures: PictureReader | None = None
+    longest: int = 0
 
     def shown(self, batch: TokenBatch, samples: Sequence[LabelledTokens] = ()) -> TokenBatch:
         """Return a batch of samples, or one of nothing, with pictures; see ``show_pictures``."""
@@ -196,7 +198,7 @@ class KtoTask:
 
     def _divergence(self, learner: Learner, samples: Sequence[MarkedSample]) -> Tensor:
         """Return z over samples; 0 where all have one prompt."""
-        mesh, others = learner.mesh, mismatched(samples)
+        mesh, others = learner.mesh, mismatched(samples, self._layout.longest)
         lengths = [len(sample.token_ids) for sample in others]
         batches = [
             self._collate([others[i] for i in rows])
