@@ -216,6 +216,11 @@ def test_an_answer_to_nothing_is_judged_from_its_second_token_on(tmp_path, token
     assert texts(bare, worse) == ("d<eos>", "<eos>")
 
 
+def test_data_that_is_not_there_is_not_called_what_it_is_not(tmp_path, tokenizer):
+    with pytest.raises(SftDataError, match=r"^cannot read data .*none.jsonl: No such file"):
+        load_pairs(tmp_path / "none.jsonl", encoding(tokenizer), PreferenceFormat())
+
+
 def test_a_sample_without_a_mark_is_named(tmp_path, tokenizer):
     for mark in ("yes", 2, 1.0, None):
         path = written(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b", "label": mark}])
