@@ -4,10 +4,10 @@ Everything made here lies in the run directory, is made once, and is found again
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cosmos_app.chat_templates import require_chat_template
 from cosmos_app.context_length import require_context
@@ -224,12 +224,28 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
         require_model(recipe.model.path)
         return 0
     texts = (
-        json.dumps(row, ensure_ascii=False) for path in files.with_rows for row in prompt_rows(path)
+        text
+        for path in files.with_rows
+        for row in prompt_rows(path)
+        for text in (json.dumps(row, ensure_ascii=False), *texts_in(row))
     )
     parameters = build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
     require_trainable(files.built_model, recipe.policy, held_training(recipe))
     require_teacher_of(recipe, files.built_model)
     return parameters
+
+
+def texts_in(row: object) -> Iterator[str]:
+    """Yield all texts of a row, however deep; what shows it whole writes a new line otherwise."""
+    waiting = [row]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, dict):
+            waiting += cast("dict[object, object]", found).values()
+        elif isinstance(found, list):
+            waiting += cast("list[object]", found)
 
 
 def build_once(directory: Path, texts: Iterable[str], tiny: TinyModelConfig, seed: int) -> int:

@@ -1,6 +1,7 @@
 """What a loop of one's own hands over by mistake: it is refused, or means what it looks like."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -9,6 +10,14 @@ import torch
 
 from cosmos_algos import (
     AggregationConfig,
+    AipoClip,
+    AlgorithmConfigError,
+    ClipConfig,
+    GspoClip,
+    OffPolicyMask,
+    OverlongConfig,
+    SapoGate,
+    SftConfig,
     group_advantages,
     groups_with_signal,
     length_rewards,
@@ -239,3 +248,29 @@ def test_groups_and_rewards_may_be_tensors():
     )
     assert weights.token.tolist() == [0.1, 0.1, 0.25, 0.25]
     assert length_rewards([1, 3, 1, 1], [True] * 4, NUMBERS) == [0.5, -0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda number: ClipConfig(high=number), "clip: low 0.2 must be in .* and high nan"),
+        (lambda number: ClipConfig(dual=number), "clip: dual nan must be over 1"),
+        (lambda number: GspoClip(high=number), "gspo: low 0.0003 must be in .* and high nan"),
+        (lambda number: AipoClip(rho=number), "aipo: rho nan must be at least 1"),
+        (lambda number: SapoGate(positive=number), "sapo: temperatures nan and 1.05 must be above"),
+        (lambda number: SapoGate(negative=number), "sapo: temperatures 1.0 and nan must be above"),
+        (lambda number: OffPolicyMask(bound=number), "off_policy: bound nan must be above 0"),
+        (
+            lambda number: OverlongConfig(max_tokens=8, buffer=4, penalty=number),
+            "overlong: penalty nan must be 0 or more, and finite",
+        ),
+    ],
+)
+def test_a_setting_that_is_no_number_is_refused(make, message):
+    with pytest.raises(AlgorithmConfigError, match=message):
+        make(math.nan)
+
+
+def test_a_negative_number_of_targets_is_refused_before_the_first_batch():
+    with pytest.raises(AlgorithmConfigError, match="sft: logprob_chunk -1 must be 0 or more"):
+        SftConfig(logprob_chunk=-1)

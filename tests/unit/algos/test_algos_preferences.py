@@ -223,7 +223,7 @@ def test_kto_of_a_model_equals_a_loop_over_its_samples():
     samples = [sample for pair in PAIRS for sample in pair]
     ones = [1, 1, 1, 1]
     weights = sample_weights(ones, ones, AggregationConfig(mode="sequence_sum"))
-    batch = DpoConfig().with_reference(reference, collate_labelled(samples, weights))
+    batch = KtoConfig().with_reference(reference, collate_labelled(samples, weights))
     desirable = torch.tensor([True, False, True, False])
 
     part = KtoConfig(beta=0.5).loss(
@@ -267,6 +267,17 @@ def test_a_reward_model_learns_the_margin():
     r = model.embed.weight[:, 0].tolist()
     expected = -math.log(sigmoid(r[3] - r[4])) - math.log(sigmoid(r[6] - r[0]))
     assert part.total.item() == pytest.approx(expected, rel=1e-5)
+    figures = {name: value.item() for name, value in part.metrics.items()}
+    assert figures == pytest.approx(
+        {
+            "pairs": 2.0,
+            "accuracy": float(r[3] > r[4]) + float(r[6] > r[0]),
+            "margin": r[3] - r[4] + r[6] - r[0],
+            "chosen": r[3] + r[6],
+            "rejected": r[4] + r[0],
+        },
+        rel=1e-5,
+    )
 
 
 def test_sft_is_the_negative_log_likelihood_of_the_marked_tokens():
@@ -305,6 +316,16 @@ def test_sft_is_the_negative_log_likelihood_of_the_marked_tokens():
             "a7: token 1 is 9; token ids are 0 to 6",
         ),
         (lambda: tokens(1, 2, prompt=0, name="a7"), TrajectoryError, "a7: token 0 is trainable"),
+        (
+            lambda: dpo_losses(doubles(1.0), doubles(0.0), beta=0.1, label_smoothing=0.5),
+            AlgorithmConfigError,
+            r"label_smoothing 0.5 must be in \[0, 0.5\)",
+        ),
+        (
+            lambda: DpoConfig(label_smoothing=-0.1),
+            AlgorithmConfigError,
+            r"label_smoothing -0.1 must be in \[0, 0.5\)",
+        ),
         (lambda: DpoConfig(beta=0.0), AlgorithmConfigError, "beta 0.0 must be above 0"),
         (
             lambda: DpoConfig(form="squared", label_smoothing=0.1),

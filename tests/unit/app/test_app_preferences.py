@@ -44,6 +44,7 @@ TALKING = (
     "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
 )
+ASKED, ANSWER = [{"role": "user", "content": "c"}], {"role": "assistant", "content": "d"}
 BATCH = SftBatchConfig(batch_size=4, max_tokens=64)
 
 
@@ -171,13 +172,53 @@ def test_answers_in_a_conversation_are_judged_with_the_tools_of_their_row(tmp_pa
     [
         ({"prompt": "a", "chosen": "b"}, r"rows.jsonl:1: field 'rejected' is missing"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same"),
+        (
+            {"prompt": ASKED, "chosen": [ANSWER]},
+            r":1: field 'rejected' is missing; a row has it as messages",
+        ),
+        (
+            {"chosen": [*ASKED, ANSWER], "rejected": None},
+            r":1: field 'rejected' is NoneType; a row has it as messages, or",
+        ),
+        (
+            {"prompt": ASKED[0], "chosen": [ANSWER], "rejected": []},
+            r":1: field 'prompt' is dict; before messages it must be text, or messages too",
+        ),
     ],
 )
 def test_a_row_that_is_no_pair_is_named(tmp_path, tokenizer, row, message):
+    told = copy.deepcopy(tokenizer)
+    told.chat_template = TALKING
     with pytest.raises(SftDataError, match=message):
-        load_pairs(written(tmp_path / "rows.jsonl", [row]), encoding(tokenizer), PreferenceFormat())
+        load_pairs(written(tmp_path / "rows.jsonl", [row]), encoding(told), PreferenceFormat())
     with pytest.raises(SftDataError, match=message):  # as it is before anything starts
         check_preference(row, "rows.jsonl:1", PreferenceFormat(), is_marked=False)
+
+
+@pytest.mark.parametrize("answer", [[], [{"role": "user", "content": "e"}]])
+def test_an_answer_that_the_assistant_does_not_give_is_named(tmp_path, tokenizer, answer):
+    told = copy.deepcopy(tokenizer)
+    told.chat_template = TALKING
+    row = {"prompt": ASKED, "chosen": [ANSWER], "rejected": answer}
+    path = written(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(SftDataError, match=r":1: field 'rejected' has no message of the assistant"):
+        load_pairs(path, encoding(told), PreferenceFormat())
+
+
+def test_an_answer_to_nothing_is_judged_from_its_second_token_on(tmp_path, tokenizer):
+    from tokenizers import processors
+
+    bare = copy.deepcopy(tokenizer)  # puts nothing before a text, as that of Qwen
+    bare.backend_tokenizer.post_processor = processors.Sequence([])
+    path = written(tmp_path / "rows.jsonl", [{"prompt": "", "chosen": "bc", "rejected": "d"}])
+    ((better, worse),) = load_pairs(path, encoding(bare), PreferenceFormat())
+    assert texts(bare, better) == ("bc<eos>", "c<eos>")
+    assert texts(bare, worse) == ("d<eos>", "<eos>")
+
+
+def test_data_that_is_not_there_is_not_called_what_it_is_not(tmp_path, tokenizer):
+    with pytest.raises(SftDataError, match=r"^cannot read data .*none.jsonl: No such file"):
+        load_pairs(tmp_path / "none.jsonl", encoding(tokenizer), PreferenceFormat())
 
 
 def test_a_sample_without_a_mark_is_named(tmp_path, tokenizer):
@@ -246,6 +287,41 @@ def test_the_shares_of_two_ranks_make_the_loss_of_one(tmp_path, model_dir, token
     ]
     assert totals[0] == pytest.approx(totals[1], rel=1e-5)
     assert total(task, moved, task.filler) == 0.0
+
+
+def test_a_prompt_with_the_answer_to_another_is_no_longer_than_samples_may_be(tmp_path, tokenizer):
+    rows = [
+        {"prompt": "1234=", "response": "5", "label": True},
+        {"prompt": "1=", "response": "23456", "label": False},
+    ]
+    path = written(tmp_path / "rows.jsonl", rows)
+    marked = load_marked(path, encoding(tokenizer), PreferenceFormat(max_tokens=9))
+    others = mismatched(marked, longest=9)
+    assert texts(tokenizer, others[0]) == ("<bos>1234=234", "234")
+    assert texts(tokenizer, others[1]) == ("<bos>1=5<eos>", "5<eos>")
+    assert texts(tokenizer, mismatched(marked)[0]) == ("<bos>1234=23456<eos>", "23456<eos>")
+
+
+def test_kto_estimates_its_divergence_with_a_model_of_as_many_positions_as_samples_have(
+    tmp_path, tokenizer
+):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_positions": 9, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    rows = [
+        {"prompt": "1234=", "response": "5", "label": True},
+        {"prompt": "1=", "response": "23456", "label": False},
+    ]
+    path = written(tmp_path / "rows.jsonl", rows)
+    marked = load_marked(path, encoding(tokenizer), PreferenceFormat(max_tokens=9))
+    layout = Layout(batch=BATCH, vocab_size=len(tokenizer), longest=9)
+    reference = load(tmp_path / "m").requires_grad_(False)
+    task = KtoTask(Divided.of(marked), reference, KtoConfig(), layout)
+    learner = Learner(load(tmp_path / "m"), LearnerConfig())
+    task.prepare(learner, 0)
+    assert take(learner, task, 0).loss == pytest.approx(0.5, rel=1e-5)
 
 
 def test_kto_begins_at_a_half_and_takes_its_baseline_from_other_answers(

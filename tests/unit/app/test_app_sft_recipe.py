@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from cosmos_app.errors import REFUSED, DataError, NothingToResumeError, exit_code_of
 from cosmos_app.export import export_checkpoint
 from cosmos_app.given.check import check_given, forecast_given
-from cosmos_app.given.files import prepare_model
+from cosmos_app.given.files import prepare_model, tokenizer_of
 from cosmos_app.given.launch import child_specs, run_given_recipe
 from cosmos_app.given.recipe import GivenTrainerConfig, SftRecipe
 from cosmos_app.given.tasks import supervised
@@ -150,6 +150,13 @@ def test_a_teacher_that_the_ranks_cannot_divide_is_refused(tmp_path, data):
 
 def test_a_run_directory_gives_its_recipe_back(run, file):
     assert recipe_of_run(run) == load_any_recipe(file)
+
+
+def test_the_tiny_model_knows_characters_that_are_not_shown(run, file, data):
+    data.write_text(json.dumps({"prompt": "1\n\t2", "response": "\u200b\ud83d"}))
+    prepare_model(load_any_recipe(file), run)
+    known = tokenizer_of(run.path / "model").get_vocab()
+    assert {"1", "\n", "\t", "\u200b"} <= known.keys()
 
 
 def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(run, file, data):

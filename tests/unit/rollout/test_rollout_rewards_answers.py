@@ -63,6 +63,14 @@ def sample(response: str, answer: str) -> RewardInput:
         (CHOICE, "I take answer B", "B", 1.0),
         (CHOICE, "The answer is not B.", "B", 0.0),
         (CHOICE, "The answer must be A. It cannot be option B", "B", 0.0),
+        (CHOICE, "b", "B", 1.0),
+        (CHOICE, r"\boxed{b}", "b", 1.0),  # many data sets have small letters
+        (CHOICE, "The answer is (b).", "B", 1.0),
+        (CHOICE, "**Answer:** c) Paris", "C", 1.0),
+        (CHOICE, "So the answer is option b\nas it rains", "B", 1.0),
+        (CHOICE, "(a) Paris\n(b) London", "A", 0.0),  # it lists the options
+        (CHOICE, "The answer is e.g. Paris, or a city like it", "E", 0.0),
+        (CHOICE, "The answer is B, and not, as in question a, the answer a.", "B", 1.0),  # capitals
         (MultipleChoiceReward(letters="AB"), "answer: C", "A", 0.0),  # no such letter
         (GSM8K, "2+2 #### 4", "4", 1.0),
         (GSM8K, "#### 1 no, #### $1,234.00", "1234", 1.0),  # the last mark

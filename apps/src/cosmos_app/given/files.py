@@ -21,6 +21,7 @@ from cosmos_app.prepare import (
     require_one_vocabulary,
     require_scoring,
     require_trainable,
+    texts_in,
 )
 from cosmos_core.config import config_from_json
 from cosmos_core.rundir import RunDirectory
@@ -122,10 +123,11 @@ def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
         return 0
     model = model_of(recipe, run)
     texts = (
-        str(row)
+        text
         for source in sources_of(recipe.data)
         for path, split in (source.parts if source.name else source.parts[:1])
         for _, row in read_rows(path, split)
+        for text in (str(row), *texts_in(row))
     )
     built = build_once(model, texts, recipe.model.tiny, recipe.seed)
     require_trainable(model, recipe.policy, held_training(recipe))

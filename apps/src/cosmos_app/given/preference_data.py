@@ -146,8 +146,7 @@ def check_preference(
     if is_marked:
         _check_mark(row, where, rows)
     for name in (rows.response,) if is_marked else (rows.chosen, rows.rejected):
-        if not isinstance(row.get(name), list):
-            check_example(row, where, _names(rows, name))
+        _check_answer(row, where, rows, name)
     if not is_marked and row[rows.chosen] == row[rows.rejected]:
         raise _same_error(where, rows)
 
@@ -162,6 +161,27 @@ def _check_mark(row: Mapping[str, Any], where: str, rows: PreferenceFormat) -> N
         raise SftDataError(f"{where}: field {rows.label!r} must be true or false, or 1 or 0")
 
 
+def _check_answer(
+    row: Mapping[str, Any], where: str, rows: PreferenceFormat, answer_field: str
+) -> None:
+    """Look whether an answer and what it answers are of types that go together."""
+    prompt, answer = row.get(rows.prompt), row.get(answer_field)
+    if not isinstance(answer, str | list):
+        found = f"is {type(answer).__name__}" if answer_field in row else "is missing"
+        raise SftDataError(
+            f"{where}: field {answer_field!r} {found}; a row has it as messages, or "
+            f"{rows.prompt!r} and {answer_field!r} as text (found: "
+            f"{', '.join(sorted(row)) or 'nothing'})"
+        )
+    if isinstance(answer, str):
+        check_example(row, where, _names(rows, answer_field))
+    elif not (prompt is None or isinstance(prompt, str | list)):
+        raise SftDataError(
+            f"{where}: field {rows.prompt!r} is {type(prompt).__name__}; before messages it must "
+            "be text, or messages too"
+        )
+
+
 def _names(rows: PreferenceFormat, answer_field: str) -> SftFormat:
     return SftFormat(
         prompt=rows.prompt,
@@ -173,19 +193,24 @@ def _names(rows: PreferenceFormat, answer_field: str) -> SftFormat:
     )
 
 
-def mismatched(samples: Sequence[MarkedSample]) -> list[LabelledTokens]:
+def mismatched(samples: Sequence[MarkedSample], longest: int = 0) -> list[LabelledTokens]:
     """Return each prompt with the answer of the next sample that has another prompt.
 
     KTO's estimate of a divergence is over answers that say nothing about their prompts. Samples of
     one and the same prompt have none.
+
+    Args:
+        samples: of a step.
+        longest: answers are cut to what leaves so many tokens with their prompt; 0 for no limit.
     """
     found: list[LabelledTokens] = []
     for index, sample in enumerate(samples):
         after = (*samples[index + 1 :], *samples[:index])
         other = next((one for one in after if one.prompt != sample.prompt), None)
         if other is not None:
-            answer = other.tokens.token_ids[len(other.prompt) :]
-            mask = other.tokens.trainable[len(other.prompt) :]
+            begin = len(other.prompt)
+            end = begin + longest - len(sample.prompt) if longest else None
+            answer, mask = other.tokens.token_ids[begin:end], other.tokens.trainable[begin:end]
             before = np.asarray(sample.prompt, np.int32)
             found.append(
                 LabelledTokens(
@@ -211,6 +236,7 @@ def _encode(
 ) -> LabelledTokens:
     """Encode a prompt with an answer, of which the answer's last turn is judged."""
     row, where, folder = place
+    _check_answer(row, where, rows, answer_field)
     prompt, answer = row.get(rows.prompt), row.get(answer_field)
     names = _names(rows, answer_field)
     if isinstance(answer, list):
@@ -218,12 +244,13 @@ def _encode(
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else before
         # some data sets repeat the prompt at the head of both answers
         said = answer if answer[: len(asked)] == asked else [*asked, *answer]
-        row = {**row, "messages": said}  # with its tools, pictures and videos
-        names = replace(names, messages="messages")
+        row = {**row, answer_field: said}  # with its tools, pictures and videos
+        names = replace(names, messages=answer_field)
     *_, example = encode_examples(
         row, encoder.tokenizer, where, rows=names, reader=encoder.reader, folder=folder
     )
     marks = example.trainable.copy()
+    marks[:1] = False  # an answer to nothing, before which the tokenizer puts nothing
     # only the last run of judged tokens: earlier turns of the assistant belong to the prompt
     ends = np.flatnonzero(marks)
     if not len(ends):

@@ -18,7 +18,6 @@ from cosmos_algos import (
     collate_pairs,
     empty_batch,
     kto_baseline,
-    model_scores,
     split_batches,
 )
 from cosmos_app.given.divided import Divided
@@ -47,11 +46,13 @@ class Layout:
         batch: examples in a step, and tokens in a micro-batch.
         vocab_size: token ids have to be below it.
         pictures: what shows pictures to the model, where there are any.
+        longest: tokens that a sample may have; 0 for any number.
     """
 
     batch: SftBatchConfig
     vocab_size: int
     pictures: PictureReader | None = None
+    longest: int = 0
 
     def shown(self, batch: TokenBatch, samples: Sequence[LabelledTokens] = ()) -> TokenBatch:
         """Return a batch of samples, or one of nothing, with pictures; see ``show_pictures``."""
@@ -173,7 +174,7 @@ class KtoTask:
     ) -> None:
         """Keep the samples in memory; arguments as of ``PairTask``."""
         self.data = data
-        self._reference = token_scorer(reference, self._with_reference, _SCORES)
+        self._reference = token_scorer(reference, algorithm.with_reference, _SCORES)
         self.scorers = (_of_marked(self._reference),)
         self._algorithm = algorithm
         self._layout = layout
@@ -197,7 +198,7 @@ class KtoTask:
 
     def _divergence(self, learner: Learner, samples: Sequence[MarkedSample]) -> Tensor:
         """Return z over samples; 0 where all have one prompt."""
-        mesh, others = learner.mesh, mismatched(samples)
+        mesh, others = learner.mesh, mismatched(samples, self._layout.longest)
         lengths = [len(sample.token_ids) for sample in others]
         batches = [
             self._collate([others[i] for i in rows])
@@ -246,11 +247,6 @@ class KtoTask:
         return LossSum(
             total=(ratios * moved.denominators).sum(), weight=moved.denominators.sum(), metrics={}
         )
-
-    @torch.no_grad()
-    def _with_reference(self, reference: nn.Module, batch: TokenBatch) -> TokenBatch:
-        scores = model_scores(reference, batch, chunk=self._algorithm.logprob_chunk)
-        return replace(batch, reference_logprobs=scores.logprobs)
 
     def _collate(self, samples: Sequence[LabelledTokens]) -> TokenBatch:
         ones = torch.ones(len(samples), dtype=torch.float64)

@@ -164,6 +164,7 @@ def _layout(
         batch=recipe.trainer.batch,
         vocab_size=len(encoder.tokenizer),
         pictures=encoder.reader if any(sample.images for sample in samples) else None,
+        longest=recipe.data.rows.max_tokens,
     )
 
 

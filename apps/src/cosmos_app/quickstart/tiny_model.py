@@ -63,7 +63,9 @@ def build_tokenizer(directory: Path, texts: Iterable[str], max_position: int) ->
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted({character for text in texts for character in text})
+    # half of a character outside the first plane is none that a tokenizer takes
+    whole = (text.encode("utf-8", "ignore").decode("utf-8") for text in texts)
+    alphabet = sorted({character for text in whole for character in text})
     vocabulary = {token: i for i, token in enumerate([PAD, BOS, EOS, UNKNOWN, *alphabet])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")

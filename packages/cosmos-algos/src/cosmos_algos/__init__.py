@@ -58,7 +58,13 @@ from cosmos_algos.errors import (
     TokenIdError,
     TrajectoryError,
 )
-from cosmos_algos.labelled import LabelledTokens, collate_labelled, collate_pairs, paired
+from cosmos_algos.labelled import (
+    KtoBatch,
+    LabelledTokens,
+    collate_labelled,
+    collate_pairs,
+    paired,
+)
 from cosmos_algos.logprobs import TokenScores, chunked_logprobs, scores_from_logits
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.mismatch import mismatch_sums, summarise_metrics
@@ -88,7 +94,7 @@ from cosmos_algos.recipes.dpo import DpoConfig
 from cosmos_algos.recipes.dr_grpo import DrGrpoConfig
 from cosmos_algos.recipes.grpo import GrpoConfig
 from cosmos_algos.recipes.gspo import GspoConfig
-from cosmos_algos.recipes.kto import KtoBatch, KtoConfig
+from cosmos_algos.recipes.kto import KtoConfig
 from cosmos_algos.recipes.max_rl import MaxRlConfig
 from cosmos_algos.recipes.on_policy_distillation import OnPolicyDistillationConfig
 from cosmos_algos.recipes.opo import OpoConfig

@@ -103,6 +103,51 @@ def check_coefficients(subject: str, numbers: Mapping[str, float]) -> None:
             raise AlgorithmConfigError(f"{subject}: {name} {value} must be 0 or more, and finite")
 
 
+def check_counts(subject: str, numbers: Mapping[str, int]) -> None:
+    """Refuse how many there are of something, or 0 for none, if it is negative.
+
+    Args:
+        subject: whose they are.
+        numbers: by the names of their fields.
+
+    Raises:
+        AlgorithmConfigError: names the first that is below 0.
+    """
+    for name, value in numbers.items():
+        if value < 0:
+            raise AlgorithmConfigError(f"{subject}: {name} {value} must be 0 or more")
+
+
+def check_scales(subject: str, numbers: Mapping[str, float]) -> None:
+    """Refuse what is divided by, or without which nothing would be learned, if it is 0.
+
+    Args:
+        subject: whose they are.
+        numbers: by the names of their fields.
+
+    Raises:
+        AlgorithmConfigError: names the first that is not above 0, or not finite.
+    """
+    for name, value in numbers.items():
+        if not 0.0 < value < math.inf:
+            raise AlgorithmConfigError(f"{subject}: {name} {value} must be above 0, and finite")
+
+
+def check_fractions(subject: str, numbers: Mapping[str, float]) -> None:
+    """Refuse what is no part of a whole.
+
+    Args:
+        subject: whose they are.
+        numbers: by the names of their fields.
+
+    Raises:
+        AlgorithmConfigError: names the first that is not in [0, 1].
+    """
+    for name, value in numbers.items():
+        if not 0.0 <= value <= 1.0:
+            raise AlgorithmConfigError(f"{subject}: {name} {value} must be in [0, 1]")
+
+
 def group_keys(groups: Sequence[Hashable] | Tensor) -> Sequence[Hashable]:
     """Return groups that equal each other; a tensor's elements do so as numbers only.
 

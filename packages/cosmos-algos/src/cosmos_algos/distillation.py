@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from cosmos_algos.arguments import check_same_shape, check_whole
+from cosmos_algos.arguments import check_fractions, check_same_shape, check_whole
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 from cosmos_algos.logprobs import check_chunk, check_temperature
 from cosmos_algos.output_head import OutputHead, accurate, output_head
@@ -69,8 +70,7 @@ def generalised_jsd(
         ShapeError: if the two have different shapes.
     """
     check_same_shape("jsd", {"teacher": teacher, "student": student})
-    if not 0.0 <= beta <= 1.0:
-        raise AlgorithmConfigError(f"jsd: beta {beta} must be in [0, 1]")
+    check_fractions("jsd", {"beta": beta})
     if beta == 0.0:
         return _kl(teacher, student)
     if beta == 1.0:
@@ -98,6 +98,48 @@ def top_k_jsd(
     """
     kept = teacher.masked_fill(student == -torch.inf, -torch.inf)
     return generalised_jsd(with_tail(kept), with_tail(student), beta)
+
+
+def distillation_losses(
+    teacher: Float[Tensor, "*S V2"] | TopK,
+    student: Float[Tensor, "*S V"],
+    beta: float,
+    *,
+    temperature: float = 1.0,
+) -> Float[Tensor, "*S"]:
+    """Return the divergence of softmax(student / τ) from a teacher's distribution.
+
+    That of Hinton et al. (arXiv 1503.02531) with GKD's divergence (arXiv 2306.13649, eq. 1):
+    ``top_k_jsd`` from the likeliest tokens, and from logits ``generalised_jsd`` over the tokens
+    that both vocabularies have.
+
+    Args:
+        teacher: logits, or the likeliest tokens at the same temperature, of ``top_k``.
+        student: logits, with gradient.
+        beta: where between forward (0) and reverse (1).
+        temperature: τ; logits are divided by it.
+
+    Raises:
+        AlgorithmConfigError: if β is not in [0, 1], or ``temperature`` not above 0.
+    """
+    check_temperature(temperature)
+
+    def logprobs(logits: Float[Tensor, "*S V"]) -> Float[Tensor, "*S V"]:
+        return torch.log_softmax(accurate(logits) / temperature, dim=-1)
+
+    if isinstance(teacher, TopK):
+        mine = known_logprobs(logprobs(student), teacher.token_ids)
+        return top_k_jsd(teacher.logprobs, mine, beta)
+    shared = min(teacher.shape[-1], student.shape[-1])
+    theirs, mine = (logprobs(logits[..., :shared]) for logits in (teacher, student))
+    return generalised_jsd(theirs, mine, beta)
+
+
+def likelihood_losses(
+    student: Float[Tensor, "N V"], targets: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
+    """Return -log π(y_t) of each given token, from a student's logits; float32 or better."""
+    return cross_entropy(accurate(student), targets, reduction="none")
 
 
 def known_logprobs(

@@ -20,6 +20,7 @@ from torch import Tensor
 from cosmos_algos.arguments import (
     check_choice,
     check_coefficients,
+    check_fractions,
     check_same_rank,
     check_same_shape,
 )
@@ -62,8 +63,7 @@ class KlConfig:
                 "kl: estimator 'k2' is not the divergence as a value, so a reward of it has "
                 "another gradient; use 'k1' or 'k3' with place 'reward'"
             )
-        if not 0.0 <= self.discount <= 1.0:
-            raise AlgorithmConfigError(f"kl: discount {self.discount} must be in [0, 1]")
+        check_fractions("kl", {"discount": self.discount})
         if self.reset_every < 0:
             raise AlgorithmConfigError(f"kl: reset_every {self.reset_every} must not be negative")
 

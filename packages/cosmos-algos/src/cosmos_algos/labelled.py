@@ -1,12 +1,12 @@
 """Batches of given samples, which no policy of ours has drawn: for SFT and for preferences."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cosmos_algos.aggregation import SampleWeights, check_entries
@@ -47,6 +47,35 @@ class LabelledTokens:
     def num_trainable(self) -> int:
         """How many tokens are learned."""
         return int(np.count_nonzero(self.trainable))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class KtoBatch:
+    """Samples with marks.
+
+    Attributes:
+        tokens: the samples, with the reference's log-probabilities.
+        desirable: which are good.
+        baseline: z of the whole step; see ``KtoConfig.log_ratios`` and ``kto_baseline``.
+    """
+
+    tokens: TokenBatch
+    desirable: Bool[Tensor, " B"]
+    baseline: Float[Tensor, ""]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the samples, for messages."""
+        return self.tokens.names
+
+    def to(self, device: torch.device | str) -> "KtoBatch":
+        """Return the batch with every tensor on ``device``."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            desirable=self.desirable.to(device),
+            baseline=self.baseline.to(device),
+        )
 
 
 def collate_labelled(

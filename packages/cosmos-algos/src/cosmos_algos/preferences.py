@@ -31,11 +31,23 @@ def dpo_losses(
         label_smoothing: ε.
 
     Raises:
+        AlgorithmConfigError: if ``label_smoothing`` is not in [0, 0.5).
         ShapeError: if there are not as many of both.
     """
+    check_label_smoothing(label_smoothing)
     check_same_shape("dpo", {"chosen": chosen_ratios, "rejected": rejected_ratios})
     margin = beta * (chosen_ratios - rejected_ratios)
     return -(1.0 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+
+
+def check_label_smoothing(label_smoothing: float) -> None:
+    """Refuse what is no probability that a label is wrong: of more than half, all are turned round.
+
+    Raises:
+        AlgorithmConfigError: if it is not in [0, 0.5).
+    """
+    if not 0.0 <= label_smoothing < 0.5:
+        raise AlgorithmConfigError(f"dpo: label_smoothing {label_smoothing} must be in [0, 0.5)")
 
 
 def ipo_losses(
@@ -83,7 +95,7 @@ def kto_losses(
     check_same_shape("kto", {"ratios": ratios, "desirable": desirable})
     if baseline.numel() != 1:
         raise ShapeError(f"kto: baseline {tuple(baseline.shape)}; it is one number for the step")
-    gap = beta * (ratios - baseline.detach())
+    gap = beta * (ratios - baseline.detach().to(ratios.dtype))
     good = weights[0] * (1.0 - torch.sigmoid(gap))
     bad = weights[1] * (1.0 - torch.sigmoid(-gap))
     return torch.where(desirable, good, bad)

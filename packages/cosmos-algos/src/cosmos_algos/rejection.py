@@ -94,7 +94,7 @@ class OffPolicyMask:
 
     def __post_init__(self) -> None:
         """Refuse a bound that leaves out samples of the policy itself."""
-        if self.bound <= 0.0:
+        if not self.bound > 0.0:
             raise AlgorithmConfigError(f"rejection off_policy: bound {self.bound} must be above 0")
 
 

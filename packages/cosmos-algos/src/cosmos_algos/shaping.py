@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cosmos_algos.arguments import check_lengths, group_keys
+from cosmos_algos.arguments import check_coefficients, check_lengths, group_keys
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_core.trajectory import FinishReason
 
@@ -26,11 +26,12 @@ class OverlongConfig:
     penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a buffer that is not inside the response."""
+        """Refuse a buffer that is not inside the response, and a penalty that is a gain."""
         if not 0 < self.buffer <= self.max_tokens:
             raise AlgorithmConfigError(
                 f"overlong: buffer {self.buffer} must be in 1 to max_tokens {self.max_tokens}"
             )
+        check_coefficients("overlong", {"penalty": self.penalty})
 
 
 def overlong_penalties(num_tokens: Sequence[int], config: OverlongConfig) -> list[float]:

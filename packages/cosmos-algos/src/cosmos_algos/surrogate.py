@@ -36,7 +36,7 @@ class ClipConfig:
     def __post_init__(self) -> None:
         """Refuse ranges that do not contain 1."""
         _check_clip("clip", self.low, self.high)
-        if self.dual and self.dual <= 1.0:
+        if self.dual and not self.dual > 1.0:
             raise AlgorithmConfigError(f"clip: dual {self.dual} must be over 1, or 0 for none")
 
 
@@ -101,7 +101,7 @@ class AipoClip:
     def __post_init__(self) -> None:
         """Refuse a bound that would shrink on-policy gradients."""
         check_choice("aipo: gradient", self.gradient, Literal["everywhere", "below_rho"])
-        if self.rho < 1.0:
+        if not self.rho >= 1.0:
             raise AlgorithmConfigError(f"aipo: rho {self.rho} must be at least 1")
 
 
@@ -120,7 +120,7 @@ class SapoGate:
 
     def __post_init__(self) -> None:
         """Refuse temperatures that have no gate."""
-        if min(self.positive, self.negative) <= 0.0:
+        if not (self.positive > 0.0 and self.negative > 0.0):
             raise AlgorithmConfigError(
                 f"sapo: temperatures {self.positive} and {self.negative} must be above 0"
             )
@@ -245,7 +245,7 @@ def sapo_surrogate(
 
 
 def _check_clip(subject: str, low: float, high: float) -> None:
-    if not 0.0 <= low <= 1.0 or high < 0.0:
+    if not (0.0 <= low <= 1.0 and high >= 0.0):
         raise AlgorithmConfigError(
             f"{subject}: low {low} must be in [0, 1] and high {high} at least 0"
         )

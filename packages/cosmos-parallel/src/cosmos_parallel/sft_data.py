@@ -129,7 +129,7 @@ def require_examples(path: Path, rows: SftFormat, num_examples: int, num_dropped
     """
     if not num_examples:
         raise SftDataError(
-            f"SFT data {path} has no example of at most {rows.max_tokens} tokens "
+            f"data {path} has no example of at most {rows.max_tokens} tokens "
             f"({num_dropped} are longer)"
         )
 

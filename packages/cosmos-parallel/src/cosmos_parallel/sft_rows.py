@@ -44,7 +44,7 @@ def read_rows_in(path: Path, split: str = "train") -> Iterator[tuple[Path, str, 
         SftDataError: as `read_rows`.
     """
     if not path.exists():
-        raise SftDataError(f"cannot read SFT data {path}: No such file or directory")
+        raise SftDataError(f"cannot read data {path}: No such file or directory")
     if path.is_dir() and any((path / name).is_file() for name in _SAVED):
         for where, row in _saved_rows(path, split):
             yield path, where, row
@@ -65,9 +65,9 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
                 if line.strip():
                     yield f"{path}:{number}", _parse(line, f"{path}:{number}")
     except OSError as error:
-        raise SftDataError(f"cannot read SFT data {path}: {error.strerror}") from error
+        raise SftDataError(f"cannot read data {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SftDataError(f"SFT data {path} is not UTF-8 text: {error}; {_FORMS}") from error
+        raise SftDataError(f"data {path} is not UTF-8 text: {error}; {_FORMS}") from error
 
 
 def _parse(line: str, where: str) -> Row:
@@ -93,7 +93,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
                 number += 1
                 yield f"{path} row {number}", _without_absent(row, row)
     except (OSError, pyarrow.ArrowException) as error:
-        raise SftDataError(f"SFT data {path} cannot be read as Parquet: {error}") from error
+        raise SftDataError(f"data {path} cannot be read as Parquet: {error}") from error
 
 
 def _saved_rows(path: Path, split: str) -> Iterator[tuple[str, Row]]:
@@ -103,11 +103,11 @@ def _saved_rows(path: Path, split: str) -> Iterator[tuple[str, Row]]:
         # Any: a Dataset, or a DatasetDict of them
         saved: Any = datasets.load_from_disk(str(path))
     except Exception as error:  # whatever the library finds wrong with it
-        raise SftDataError(f"SFT data {path} cannot be read: {error}") from error
+        raise SftDataError(f"data {path} cannot be read: {error}") from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
             there = ", ".join(sorted(map(str, saved)))
-            raise SftDataError(f"SFT data {path} has no split {split!r}; it has {there}")
+            raise SftDataError(f"data {path} has no split {split!r}; it has {there}")
         saved = saved[split]
     # pictures and videos stay bytes and paths: opening all would take time and memory
     features: Any = datasets.Features(_undecoded(dict(saved.features)))
@@ -173,7 +173,7 @@ def _files_of(path: Path, split: str) -> list[Path]:
     chosen = named or [file for file in files if _split_of(file, known) is None]
     if not chosen:
         found = ", ".join(file.name for file in files[:5]) or "no .jsonl or .parquet file at all"
-        raise SftDataError(f"SFT data {path} has no files of split {split!r} (found: {found})")
+        raise SftDataError(f"data {path} has no files of split {split!r} (found: {found})")
     return chosen
 
 

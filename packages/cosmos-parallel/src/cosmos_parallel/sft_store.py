@@ -214,7 +214,7 @@ def _encode(path: Path, model: Path, rows: SftFormat, encoders: Encoders) -> Ite
                 yield running.popleft().result(_LONGEST_S)
         except BrokenProcessPool as error:
             raise SftDataError(
-                f"SFT data {path}: a process that encodes its rows died, as when memory is full"
+                f"data {path}: a process that encodes its rows died, as when memory is full"
             ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -6,15 +6,16 @@ Hinton et al., arXiv 1503.02531, with the divergence of GKD, arXiv 2306.13649, e
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from cosmos_algos.arguments import check_coefficients
-from cosmos_algos.distillation import TopK, generalised_jsd, known_logprobs, top_k, top_k_jsd
-from cosmos_algos.errors import AlgorithmConfigError
-from cosmos_algos.output_head import accurate
+from cosmos_algos.arguments import (
+    check_coefficients,
+    check_counts,
+    check_fractions,
+    check_scales,
+)
+from cosmos_algos.distillation import TopK, distillation_losses, likelihood_losses, top_k
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,22 +43,17 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is outside its range."""
-        weights = {
-            "temperature": self.temperature,
-            "likelihood_coefficient": self.likelihood_coefficient,
-        }
+        check_fractions("distillation", {"beta": self.beta})
+        check_scales("distillation", {"temperature": self.temperature})
+        check_counts("distillation", {"top_k": self.top_k})
+        weights = {"likelihood_coefficient": self.likelihood_coefficient}
         check_coefficients("distillation", weights)
-        if not 0.0 <= self.beta <= 1.0 or self.top_k < 0 or self.temperature == 0.0:
-            raise AlgorithmConfigError(
-                f"distillation: beta {self.beta} must be in [0, 1], top_k {self.top_k} 0 or more "
-                f"and temperature {self.temperature} above 0"
-            )
 
     def likeliest(self, teacher: Float[Tensor, "N V"]) -> TopK | None:
         """Return all that the loss needs of a teacher's logits; ``None`` if it needs them all."""
         if not 0 < self.top_k < teacher.shape[-1]:
             return None
-        return top_k(accurate(teacher), self.top_k, temperature=self.temperature)
+        return top_k(teacher, self.top_k, temperature=self.temperature)
 
     def token_losses(
         self,
@@ -73,17 +69,7 @@ class DistillationConfig:
             targets: the answer's tokens.
         """
         goal = teacher if isinstance(teacher, TopK) else self.likeliest(teacher) or teacher
-        if isinstance(goal, TopK):
-            mine = known_logprobs(self._logprobs(student), goal.token_ids)
-            losses = top_k_jsd(goal.logprobs, mine, self.beta)
-        else:
-            shared = min(goal.shape[-1], student.shape[-1])
-            theirs, mine = (self._logprobs(logits[..., :shared]) for logits in (goal, student))
-            losses = generalised_jsd(theirs, mine, self.beta)
+        losses = distillation_losses(goal, student, self.beta, temperature=self.temperature)
         if self.likelihood_coefficient:
-            likelihood = cross_entropy(accurate(student), targets, reduction="none")
-            losses = losses + self.likelihood_coefficient * likelihood
+            losses = losses + self.likelihood_coefficient * likelihood_losses(student, targets)
         return losses
-
-    def _logprobs(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-        return torch.log_softmax(accurate(logits) / self.temperature, dim=-1)

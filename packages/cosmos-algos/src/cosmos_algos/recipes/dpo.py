@@ -3,20 +3,19 @@
 Rafailov et al., arXiv 2305.18290, eq. 7; Azar et al., arXiv 2310.12036, eq. 17.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from cosmos_algos.arguments import check_choice, check_coefficients
+from cosmos_algos.arguments import check_choice, check_counts, check_scales
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.labelled import paired
 from cosmos_algos.logprobs import DEFAULT_CHUNK
 from cosmos_algos.loss_sum import LossSum
-from cosmos_algos.preferences import dpo_losses, ipo_losses
-from cosmos_algos.scoring import model_scores
+from cosmos_algos.preferences import check_label_smoothing, dpo_losses, ipo_losses
+from cosmos_algos.whole_samples import log_ratios, pair_sum, with_reference_scores
 
 Form = Literal["sigmoid", "squared"]
 
@@ -41,23 +40,18 @@ class DpoConfig:
     def __post_init__(self) -> None:
         """Refuse what is no probability, or no scale, and smoothing that would do nothing."""
         check_choice("dpo: form", self.form, Form)
-        check_coefficients("dpo", {"beta": self.beta, "logprob_chunk": self.logprob_chunk})
-        if self.beta == 0.0 or not 0.0 <= self.label_smoothing < 0.5:
-            raise AlgorithmConfigError(
-                f"dpo: beta {self.beta} must be above 0 and label_smoothing "
-                f"{self.label_smoothing} in [0, 0.5)"
-            )
+        check_scales("dpo", {"beta": self.beta})
+        check_counts("dpo", {"logprob_chunk": self.logprob_chunk})
+        check_label_smoothing(self.label_smoothing)
         if self.form == "squared" and self.label_smoothing:
             raise AlgorithmConfigError(
                 f"dpo: label_smoothing {self.label_smoothing} is of form 'sigmoid'; 'squared' has "
                 "no probabilities to smooth"
             )
 
-    @torch.no_grad()
     def with_reference(self, reference: nn.Module, batch: TokenBatch) -> TokenBatch:
         """Return the batch with the reference policy's log-probabilities."""
-        scores = model_scores(reference, batch, chunk=self.logprob_chunk)
-        return replace(batch, reference_logprobs=scores.logprobs)
+        return with_reference_scores(reference, batch, chunk=self.logprob_chunk)
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
         """Run the model once over a batch and return the batch's part of the step's loss.
@@ -66,30 +60,11 @@ class DpoConfig:
             MissingScoresError: if the batch has no reference log-probabilities.
             PairingError: if its rows are no pairs.
         """
-        reference = batch.scores_of("reference_logprobs", "dpo")
-        logprobs = model_scores(model, batch, chunk=self.logprob_chunk).logprobs
-        ratios = (logprobs - reference).where(batch.trainable, 0.0).sum(-1)
+        ratios = log_ratios(model, batch, "dpo", chunk=self.logprob_chunk)
         if self.form == "squared":
-            chosen, rejected = paired(ratios / batch.trainable.sum(-1).clamp(min=1))
-            losses = ipo_losses(chosen, rejected, beta=self.beta)
+            pairs = paired(ratios / batch.trainable.sum(-1).clamp(min=1))
+            losses = ipo_losses(*pairs, beta=self.beta)
         else:
-            chosen, rejected = paired(ratios)
-            losses = dpo_losses(
-                chosen, rejected, beta=self.beta, label_smoothing=self.label_smoothing
-            )
-        counts = batch.denominators[0::2].to(losses.dtype)
-        return LossSum(
-            total=(losses * counts).sum(),
-            weight=batch.denominators.sum(),
-            metrics=_metrics(chosen.detach(), rejected.detach(), counts),
-        )
-
-
-def _metrics(chosen: Tensor, rejected: Tensor, counts: Tensor) -> dict[str, Tensor]:
-    return {
-        "pairs": counts.sum(),
-        "accuracy": ((chosen > rejected) * counts).sum(),
-        "margin": ((chosen - rejected) * counts).sum(),
-        "chosen": (chosen * counts).sum(),
-        "rejected": (rejected * counts).sum(),
-    }
+            pairs = paired(ratios)
+            losses = dpo_losses(*pairs, beta=self.beta, label_smoothing=self.label_smoothing)
+        return pair_sum(losses, pairs, batch)

@@ -15,6 +15,7 @@ from cosmos_algos.labelled import paired
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.preferences import bradley_terry_losses
 from cosmos_algos.values import critic_values
+from cosmos_algos.whole_samples import pair_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,16 +52,5 @@ class RewardModelConfig:
         Raises:
             PairingError: if the batch's rows are no pairs.
         """
-        chosen, rejected = paired(self.rewards(model, batch))
-        losses = bradley_terry_losses(chosen, rejected, centering=self.centering)
-        counts = batch.denominators[0::2].to(losses.dtype)
-        gap = (chosen - rejected).detach()
-        return LossSum(
-            total=(losses * counts).sum(),
-            weight=batch.denominators.sum(),
-            metrics={
-                "pairs": counts.sum(),
-                "accuracy": ((gap > 0.0) * counts).sum(),
-                "margin": (gap * counts).sum(),
-            },
-        )
+        pairs = paired(self.rewards(model, batch))
+        return pair_sum(bradley_terry_losses(*pairs, centering=self.centering), pairs, batch)

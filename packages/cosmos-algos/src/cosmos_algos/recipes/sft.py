@@ -6,6 +6,7 @@ from typing import Literal
 from torch import nn
 
 from cosmos_algos.aggregation import AggregationConfig
+from cosmos_algos.arguments import check_counts
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.logprobs import DEFAULT_CHUNK
 from cosmos_algos.loss_sum import LossSum
@@ -24,6 +25,10 @@ class SftConfig:
     kind: Literal["sft"] = "sft"
     aggregation: AggregationConfig = AggregationConfig()
     logprob_chunk: int = DEFAULT_CHUNK
+
+    def __post_init__(self) -> None:
+        """Refuse a negative number of targets."""
+        check_counts("sft", {"logprob_chunk": self.logprob_chunk})
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
         """Run the model once over a batch and return the batch's part of the step's loss."""

@@ -4,6 +4,7 @@ All of them are 1 or 0.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Literal
@@ -19,6 +20,8 @@ _IS = r"(?i:\s++(?:is|(?:would|should|must)\s++be)(?:\s++(?:therefore|thus|hence
 _THE_OPTION = r"(?:(?i:(?:the\s++)?(?:option|choice|letter))\b[\s*_]*+)?"
 _WIDE = str.maketrans("\uff1a\uff08\uff09\uff0e", ":().")
 _SAID_OF_IT = r"(?:is|isn|are|was|and|or|not|can|cannot|would|does|has|seems)\b"
+# of a small letter: neither "a matter of taste" nor "e.g. Paris" begins with one
+_AT_AN_END = r"(?=[ \t*_$\"'`\u201d]*+(?:\\?[)}\]]|[.,;:<](?!\w)|\n|\Z))"
 _MINUS = "\u2212"
 _NUMBER = re.compile(r"(?:(?<![\w)\]])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
@@ -31,10 +34,11 @@ class MultipleChoiceReward:
     "<answer>B", "answer must be option B" and the like; the last "answer B"; the last "option B" or
     "choice B"; the response, if it is nothing but a letter, as in "(B)", or begins "B.", "B)" or
     "(B) " and does not go through the options, A first. "The answer I chose" names no option I.
+    Small letters are read where no capital one is chosen; in a sentence where it, or a part, ends.
 
     Attributes:
         kind: selects this reward.
-        letters: the letters there are.
+        letters: the letters there are, as capitals.
         name: its name in trajectories and reports.
         weight: its factor in the total.
     """
@@ -50,30 +54,12 @@ class MultipleChoiceReward:
 
     def build(self) -> RewardFunction:
         """Return the function."""
-        one = f"[{self.letters}]"
-        word = rf"(?<!/)(?i:answer|\u7b54\u6848)(?!{_PRONOUN})[*_]*+"
-        letter = rf"{_CLOTHES}{_THE_OPTION}{_CLOTHES}({one})\b"
-        said = [
-            re.compile(rf"{word}(?:{_IS}[*_]*+\s*+:?|>|\s*+[:=]|[ *_]*+\n){letter}"),
-            re.compile(rf"{word}\s*+{letter}"),
-            re.compile(rf"(?<!/)(?i:choice|option)(?!{_PRONOUN})[*_]*+{_IS}?[*_]*+\s*+:?{letter}"),
-        ]
-        alone = re.compile(
-            rf"[(\[]?({one})[)\]]?\.?|({one})[.):]\s.*|\(({one})\)\s+(?!{_SAID_OF_IT}).*", re.DOTALL
-        )
-        label = re.compile(rf"^[\s*(\[]*+({one})[.):\]]", re.MULTILINE)
+        in_capitals = _choice_of(self.letters, r"\b")
+        in_small = _choice_of(self.letters.lower(), _AT_AN_END)
 
         def choice(text: str) -> str | None:
-            boxed, text = last_boxed(text), text.translate(_WIDE)
-            if boxed is not None:
-                text = re.sub(r"\\(?:text|math)[a-z]*|[{}]", "", boxed.translate(_WIDE))
-                text = re.sub(r"\\[ ,;:]", " ", text)
-            elif found := next(filter(None, (words.findall(text) for words in said)), None):
-                return str(found[-1])
-            match = alone.fullmatch(text.replace("*", "").strip(" \n\t\"'`$"))
-            if match is None or "".join(label.findall(text)[:2]) == self.letters[:2]:
-                return None  # it goes through the options
-            return match[1] or match[2] or match[3]
+            found = in_capitals(text) or in_small(text)
+            return found and found.upper()
 
         def score(sample: RewardInput) -> float:
             wanted = choice(answer_of(sample, self.name))
@@ -154,6 +140,41 @@ class MathReward:
             return float(verify(wanted, said, timeout_seconds=COMPARE_S))
 
         return score
+
+
+def _choice_of(letters: str, end: str) -> Callable[[str], str | None]:
+    """Return what finds the letter that a text chooses; ``None`` if it chooses none.
+
+    Args:
+        letters: those there are.
+        end: pattern of what comes behind one in a sentence.
+    """
+    one = f"[{letters}]"
+    word = rf"(?<!/)(?i:answer|\u7b54\u6848)(?!{_PRONOUN})[*_]*+"
+    letter = rf"{_CLOTHES}{_THE_OPTION}{_CLOTHES}({one}){end}"
+    said = [
+        re.compile(rf"{word}(?:{_IS}[*_]*+\s*+:?|>|\s*+[:=]|[ *_]*+\n){letter}"),
+        re.compile(rf"{word}\s*+{letter}"),
+        re.compile(rf"(?<!/)(?i:choice|option)(?!{_PRONOUN})[*_]*+{_IS}?[*_]*+\s*+:?{letter}"),
+    ]
+    alone = re.compile(
+        rf"[(\[]?({one})[)\]]?\.?|({one})[.):]\s.*|\(({one})\)\s+(?!{_SAID_OF_IT}).*", re.DOTALL
+    )
+    label = re.compile(rf"^[\s*(\[]*+({one})[.):\]]", re.MULTILINE)
+
+    def choice(text: str) -> str | None:
+        boxed, text = last_boxed(text), text.translate(_WIDE)
+        if boxed is not None:
+            text = re.sub(r"\\(?:text|math)[a-z]*|[{}]", "", boxed.translate(_WIDE))
+            text = re.sub(r"\\[ ,;:]", " ", text)
+        elif found := next(filter(None, (words.findall(text) for words in said)), None):
+            return str(found[-1])
+        match = alone.fullmatch(text.replace("*", "").strip(" \n\t\"'`$"))
+        if match is None or "".join(label.findall(text)[:2]) == letters[:2]:
+            return None  # it goes through the options
+        return match[1] or match[2] or match[3]
+
+    return choice
 
 
 def _number(text: str) -> Decimal | None:
