@@ -62,8 +62,8 @@ RUNS = {
         "fsdp-cp": (FOUR, ParallelConfig(cp=2), ["packed"]),
         "ddp": (TWO, ParallelConfig(dp_replicate=2), ["plain"]),
         "replicas": (Layout(num_replicas=2), ParallelConfig(), ["plain"]),
-        "pp": (TWO, ParallelConfig(pp=2), ["plain", "packed", "recomputed", "language"]),
-        "fsdp-pp": (FOUR, ParallelConfig(pp=2), ["plain"]),
+        "pp": (TWO, ParallelConfig(pp=2), ["plain", "packed", "recomputed", "adapted", "language"]),
+        "fsdp-pp": (FOUR, ParallelConfig(pp=2), ["plain", "adapted"]),
         "tp-pp": (FOUR, ParallelConfig(tp=2, pp=2), ["packed"]),
     },
     "videos": {
