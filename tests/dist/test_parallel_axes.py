@@ -494,6 +494,12 @@ EXTRA = {
         for layout in LAYOUTS
         if layout.startswith("pp2")
     },
+    "adapters-recomputed-pp2": {
+        "model": "qwen-3",
+        "degrees": {"pp": 2},
+        "checkpointing": "full",
+        "lora": True,
+    },
     "adapters-fsdp2-pp2": {"model": "qwen-3", "degrees": {"dp_shard": 2, "pp": 2}, "lora": True},
     "adapters-tp2-zero-bubble": {
         "model": "qwen-3",
