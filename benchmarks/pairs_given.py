@@ -93,10 +93,8 @@ CONFLICTS = (
     {"layout": frozenset(("one",)), "precision": frozenset(("compute_bfloat16",))},
     {"model": frozenset(("native",)), "lora": frozenset(("all", "some"))},
     {"model": frozenset(("native",)), "precision": frozenset(("fp8",))},
-    # stages are torchtitan's
-    {"layout": _STAGES, "lora": frozenset(("all", "some"))},
-    {"layout": _STAGES, "precision": frozenset(("fp8",))},
-    {"layout": _STAGES, "model": frozenset(("frozen", "tied"))},
+    # stages share no weights
+    {"layout": _STAGES, "model": frozenset(("tied",))},
 )
 
 

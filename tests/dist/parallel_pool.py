@@ -24,11 +24,13 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     LoraConfig,
+    LowPrecisionConfig,
     ModelConfig,
     ParallelConfig,
     ProcessContext,
     build_mesh,
     export_hf,
+    export_lora,
     init_distributed,
     load_causal_lm,
     model_cost,
@@ -41,6 +43,8 @@ TIMEOUT_S = 300
 # rows and columns of the micro-batches of a step: lengths that no number of ranks divides, and few
 # of them, as DTensor works out anew how each operation is divided for each
 SHAPES = ((2, 13), (1, 14), (2, 13), (1, 14), (2, 13))
+# where columns added to a row would be rounded with it
+EVEN = ((2, 14),) * 5
 # what the ranks of a case do: with the case and the directory, on each rank
 Work = Callable[[dict, Path, ProcessContext], object]
 
@@ -52,11 +56,11 @@ class Sums:
     metrics: dict
 
 
-def micro_batches(step: int, *, packed: bool) -> list[dict]:
+def micro_batches(step: int, *, packed: bool, shapes: tuple = SHAPES) -> list[dict]:
     """Return the same micro-batches of a step on every rank."""
     generator = torch.Generator().manual_seed(step)
     batches = []
-    for rows, columns in SHAPES:
+    for rows, columns in shapes:
         tokens = torch.randint(0, 64, (rows, columns), generator=generator)
         kept = torch.rand(rows, columns, generator=generator) < 0.7
         positions = torch.arange(columns).repeat(rows, 1)
@@ -82,6 +86,7 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
         activation_checkpointing=case.get("checkpointing", "none"),
         compile=case.get("compile", "none"),
         lora=LoraConfig(rank=4) if case.get("lora") else None,
+        low_precision=LowPrecisionConfig(emulate=True) if case.get("eight_bits") else None,
     )
     model = load_causal_lm(directory / case["model"], mesh, config)
     # with the usual 1e-8 the sign of a gradient that is nothing but rounding moves a weight by the
@@ -91,15 +96,19 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
         optimizer=optimizer, max_grad_norm=0.5, ema=EmaConfig(decay=0.9, ramp=False)
     )
     learner = Learner(model, settings, mesh=mesh)
+    shapes = EVEN if case.get("eight_bits") else SHAPES
     reports = []
     for step in range(NUM_STEPS):
-        batches = micro_batches(step, packed=case.get("packed", False))
+        batches = micro_batches(step, packed=case.get("packed", False), shapes=shapes)
         mine = batches[mesh.data_rank :: mesh.data_size]
         report = learner.step(mine, loss, filler=batches[0])
         reports.append([report.loss, report.grad_norm, report.metrics["rows"]])
     evaluation = learner.evaluate(mine, loss, filler=batches[0])
     if case.get("export"):
         export_hf(model, directory / case["export"], mesh)
+    if case.get("lora"):
+        base = directory / case["model"]
+        export_lora(model, directory / f"{case['name']}-adapter", mesh, base=base)
     assert learner.ema is not None
     with learner.ema.in_place():
         averaged = learner.evaluate(mine, loss, filler=batches[0])

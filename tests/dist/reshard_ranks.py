@@ -1,8 +1,10 @@
-"""Saves a model on four FSDP ranks and resumes it under other axes.
+"""Saves a model under one layout and resumes it under others.
 
-python reshard_ranks.py DIRECTORY KIND LAYOUT...; writes the losses of the steps after the save.
+python reshard_ranks.py DIRECTORY KIND LAYOUT...; the first saves, and all write the losses of the
+steps after the save.
 The kind is "native", of torchtitan, "sight", the same with a part that is carried along, "generic",
-of transformers, "tied", the same with one matrix for embedding and head, or "lora", with adapters.
+of transformers, "tied", the same with one matrix for embedding and head, "lora", with adapters, or
+"head", with few of them and a value head.
 """
 
 import dataclasses
@@ -30,6 +32,7 @@ from cosmos_parallel.gradients import local_part
 
 # ranks, and the degrees of what is not data parallel
 LAYOUTS = {
+    "one": (1, {}),
     "fsdp4": (4, {}),
     "tp2": (2, {"tp": 2}),
     "fsdp2-tp2": (4, {"tp": 2}),
@@ -42,6 +45,10 @@ KINDS = {
     "generic": ModelConfig(implementation="transformers"),
     "tied": ModelConfig(implementation="transformers"),
     "lora": ModelConfig(implementation="transformers", lora=LoraConfig(rank=4)),
+    # nothing but the head is trained behind the first layer
+    "head": ModelConfig(
+        lora=LoraConfig(rank=4, targets=("layers.0.mlp.up_proj",)), value_head=True
+    ),
 }
 MODELS = {"sight": "kimi"}
 SAVED_AFTER, LAST = 3, 5
@@ -70,13 +77,13 @@ def take_step(learner: Learner, step: int) -> dict:
     return {name: dataclasses.asdict(report)[name] for name in ("loss", "grad_norm", "lr")}
 
 
-def run(directory: Path, kind: str, name: str) -> None:
+def run(directory: Path, kind: str, name: str, saver: str) -> None:
     num_ranks, degrees = LAYOUTS[name]
 
     def body(place: Place) -> None:
         learner = make_learner(place, directory, kind, degrees)
         store = CheckpointStore(directory / "checkpoints", learner.mesh)
-        if name == "fsdp4":
+        if name == saver:
             for step in range(SAVED_AFTER):
                 take_step(learner, step)
             store.save(SAVED_AFTER, learner, b"cut")
@@ -100,4 +107,4 @@ if __name__ == "__main__":
     else:
         build_model("qwen3", where, tied=sys.argv[2] == "tied")
     for chosen in sys.argv[3:]:
-        run(where, sys.argv[2], chosen)
+        run(where, sys.argv[2], chosen, sys.argv[3])

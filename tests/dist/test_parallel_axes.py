@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from process_trees import run_tree
+from safetensors.torch import load_file
 from tiny_models import tiny_config, tiny_kimi, tiny_muse, write_random
 
 pytestmark = pytest.mark.timeout(0)  # one tree of processes runs every case, within a deadline
@@ -483,6 +484,35 @@ EXTRA = {
     "adapters-of-experts-cp2": {"model": "qwen-3-moe", "degrees": {"cp": 2}, "lora": True},
     "adapters-of-experts-tp2": {"model": "qwen-3-moe", "degrees": {"tp": 2}, "lora": True},
     "adapters-of-experts-fsdp2": {"model": "qwen-3-moe", "degrees": {}, "lora": True},
+    "adapters-of-experts-pp2": {"model": "qwen-3-moe", "degrees": {"pp": 2}, "lora": True},
+    "adapters-of-experts-zero-bubble": {
+        "model": "qwen-3-moe",
+        "degrees": ZERO_BUBBLE,
+        "lora": True,
+    },
+    **{
+        f"adapters-{layout}": {"model": "qwen-3", "degrees": LAYOUTS[layout][1], "lora": True}
+        for layout in LAYOUTS
+        if layout.startswith("pp2")
+    },
+    "adapters-recomputed-pp2": {
+        "model": "qwen-3",
+        "degrees": {"pp": 2},
+        "checkpointing": "full",
+        "lora": True,
+    },
+    "adapters-fsdp2-pp2": {"model": "qwen-3", "degrees": {"dp_shard": 2, "pp": 2}, "lora": True},
+    "adapters-tp2-zero-bubble": {
+        "model": "qwen-3",
+        "degrees": {"tp": 2, **ZERO_BUBBLE},
+        "lora": True,
+    },
+    "eight-bits-fsdp2-pp2": {
+        "model": "qwen-3",
+        "degrees": {"dp_shard": 2, "pp": 2},
+        "eight_bits": True,
+    },
+    "eight-bits-zero-bubble": {"model": "qwen-3", "degrees": ZERO_BUBBLE, "eight_bits": True},
     "packed-native-cp2": {
         "model": "kimi-2.5",
         "degrees": {"cp": 2},
@@ -567,6 +597,7 @@ def results(models, request) -> dict:
     asked = [getattr(item, "callspec", None) for item in here]
     chosen = [spec.params["case"] for spec in asked if spec and "case" in spec.params]
     further = {spec.params["name"] for spec in asked if spec and "name" in spec.params}
+    further |= {spec.params["layout"] for spec in asked if spec and "layout" in spec.params}
     if any("export" in item.name for item in here):
         further |= {name for name in EXTRA if name.startswith("exported-")}
     whole = {"degrees": {}, "num_ranks": 1, "implementation": "transformers"}
@@ -581,6 +612,8 @@ def results(models, request) -> dict:
     ]
     adapted = {EXTRA[name]["model"] for name in further if EXTRA[name].get("lora")}
     cases += [{"name": f"adapted-{m}", "model": m, "lora": True, **whole} for m in adapted]
+    rounded = {EXTRA[name]["model"] for name in further if EXTRA[name].get("eight_bits")}
+    cases += [{"name": f"rounded-{m}", "model": m, "eight_bits": True, **whole} for m in rounded]
     for family, layout in chosen:
         num_ranks, degrees = LAYOUTS[layout]
         name = f"{family}-{layout}"
@@ -627,14 +660,27 @@ def test_other_implementations_and_packed_rows_take_them_too(results, name):
         reference = f"packed-{reference}"
     elif EXTRA[name].get("lora"):
         reference = f"adapted-{reference}"
+    elif EXTRA[name].get("eight_bits"):
+        reference = f"rounded-{reference}"
     assert_same_steps(results[name], results[reference], EXTRA[name]["model"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [name for name in EXTRA if EXTRA[name].get("lora")])
+def test_adapters_of_a_layout_are_written_as_those_of_one_process(models, results, layout):
+    found, expected = (
+        load_file(models / f"{each}-adapter" / "adapter_model.safetensors")
+        for each in (layout, f"adapted-{EXTRA[layout]['model']}")
+    )
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        difference = torch.linalg.vector_norm(found[name] - value)
+        assert difference <= 1e-4 * torch.linalg.vector_norm(value), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exported", ["exported-pp2", "exported-generic-pp2", "exported-tied-pp2"])
 def test_an_export_from_stages_has_every_weight(models, results, exported):
-    from safetensors.torch import load_file
-
     assert "error" not in results[exported]
     directory = models / EXTRA[exported]["export"]
     written = load_file(directory / "model.safetensors")
@@ -656,8 +702,6 @@ def test_an_export_from_stages_has_every_weight(models, results, exported):
 
 @pytest.mark.slow
 def test_an_export_from_stages_has_what_sees_as_it_was(models, results):
-    from safetensors.torch import load_file
-
     assert "error" not in results["exported-sight-pp2"]
     written = load_file(models / "exported-sight" / "model.safetensors")
     original = load_file(models / "kimi-2.5" / "model.safetensors")

@@ -58,8 +58,8 @@ RUNS = (
     ("fsdp-cp", "packed"),
     ("ddp", "plain"),
     ("replicas", "plain"),
-    *(("pp", case) for case in ("plain", "packed", "recomputed", "language")),
-    ("fsdp-pp", "plain"),
+    *(("pp", case) for case in ("plain", "packed", "recomputed", "adapted", "language")),
+    *(("fsdp-pp", case) for case in ("plain", "adapted")),
     ("tp-pp", "packed"),
     *(("cp-pp", case) for case in ("plain", "packed", "recomputed")),
 )

@@ -1,4 +1,4 @@
-"""A checkpoint of FSDP ranks resumes under tensor and pipeline parallelism with the same losses."""
+"""A checkpoint of one layout resumes under others, stages and split matrices, with its losses."""
 
 import json
 from pathlib import Path
@@ -7,28 +7,32 @@ import pytest
 from process_trees import run_tree
 
 SCRIPT = Path(__file__).with_name("reshard_ranks.py")
-OTHERS = {
-    "native": ["tp2", "fsdp2-tp2", "pp2"],
-    "sight": ["tp2", "ep2-pp2"],
-    "generic": ["tp2", "pp2"],
-    "tied": ["pp2"],
-    "lora": ["fsdp2-tp2"],
+# who saves, and then who resumes
+RUNS = {
+    "native": ["fsdp4", "tp2", "fsdp2-tp2", "pp2"],
+    "sight": ["fsdp4", "tp2", "ep2-pp2"],
+    "generic": ["fsdp4", "tp2", "pp2"],
+    "tied": ["fsdp4", "pp2"],
+    "lora": ["fsdp4", "fsdp2-tp2", "pp2"],
+    "lora-stages": ["pp2", "one"],
+    "head": ["pp2", "one"],
 }
 
 
-@pytest.fixture(scope="module", params=OTHERS)
-def written(request, tmp_path_factory) -> tuple[str, Path]:
-    kind = request.param
-    directory = tmp_path_factory.mktemp(f"reshard-{kind}")
-    run_tree(SCRIPT, directory, kind, "fsdp4", *OTHERS[kind], deadline_s=280)
-    return kind, directory
+@pytest.fixture(scope="module", params=RUNS)
+def written(request, tmp_path_factory) -> tuple[list[str], Path]:
+    layouts = RUNS[request.param]
+    directory = tmp_path_factory.mktemp(f"reshard-{request.param}")
+    kind = request.param.removesuffix("-stages")
+    run_tree(SCRIPT, directory, kind, *layouts, deadline_s=280)
+    return layouts, directory
 
 
 @pytest.mark.slow
-def test_four_fsdp_ranks_resume_under_other_axes(written):
-    kind, directory = written
-    expected = json.loads((directory / "fsdp4.json").read_text())
-    for layout in OTHERS[kind]:
+def test_a_checkpoint_resumes_under_other_axes(written):
+    (saver, *others), directory = written
+    expected = json.loads((directory / f"{saver}.json").read_text())
+    for layout in others:
         found = json.loads((directory / f"{layout}.json").read_text())
         for mine, theirs in zip(found, expected, strict=True):
             assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5), layout

@@ -89,6 +89,33 @@ def test_a_policy_in_stages_has_a_critic_and_a_reference_that_moves(
     assert_same_weights(run.output / "export" / "model", tmp_path / "again")
 
 
+def test_adapters_in_stages_are_sampled_by_beside_a_critic_and_a_reference(
+    runner: Runner, tmp_path: Path
+) -> None:
+    run = runner.complete(
+        *SMALL, *TINY, *STAGES, "model.training.lora={rank=4, alpha=8}",
+        "trainer.steps=4", "staleness.depth=0", "staleness.bound=0",
+        "validation.before=false", "validation.after=false", "learner.optimizer.lr=0.01",
+        "algorithm.objective.entropy_coefficient=0.5", "algorithm.objective.kl.coefficient=0.2",
+        "algorithm.objective.kl.reset_every=2", "trainer.tokens_per_batch=128",
+        "algorithm.kind=ppo", "algorithm.epochs=2",
+        "reward.rewards=[{kind='length', target=0, limit=32}]",
+    )  # fmt: skip
+    assert_balanced(run.report["books"])
+    steps = [record["values"] for record in run.metrics("policy")]
+    assert len(steps) == 4
+    # sampled by the adapters that the stages sent, added to the base
+    assert all(step["mismatch_abs"] < 1e-5 for step in steps)
+    for number, step in enumerate(steps):
+        assert (step["kl"] > 1e-6) == (number % 2 == 1), steps
+        assert (abs(step["critic_value"]) > 1e-4) == (number > 0), steps
+    exported = run.output / "export" / "model"
+    export_checkpoint(run.output, tmp_path / "again", step=None)
+    assert_same_weights(exported, tmp_path / "again")
+    adapter = load_file(exported / "adapter" / "adapter_model.safetensors")
+    assert {name.split(".layers.")[1][0] for name in adapter} == {"0", "1"}
+
+
 def test_a_reward_model_in_stages_is_exported_with_the_layer_of_the_last(
     runner: Runner, tmp_path: Path
 ) -> None:

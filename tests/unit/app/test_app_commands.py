@@ -160,10 +160,6 @@ def test_models_are_listed_with_whose_implementation_and_axes() -> None:
             "tp 4 does not divide its 6 attention heads",
         ),
         (
-            ("policy.ranks=2", "policy.parallel.pp=2", "model.training.lora.rank=4"),
-            "pp 2: adapters and 8-bit products are not divided among stages",
-        ),
-        (
             (
                 "policy.ranks=2",
                 "policy.parallel.pp=2",

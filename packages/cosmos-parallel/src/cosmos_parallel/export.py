@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-import torch.distributed as dist
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import ExportError
-from cosmos_parallel.export_files import FilePlan, TensorPlace, file_names, plan_files
+from cosmos_parallel.export_files import FilePlan, file_names, plan_files
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.models import DtypeName, quiet_transformers
+from cosmos_parallel.stage_gathering import everyone, gather_to, places_of_all
 from cosmos_parallel.tensor_files import save_tensors
 from cosmos_parallel.value_head import language_model_tensors
 
@@ -98,9 +97,7 @@ def export_hf(
                 scratch.mkdir(parents=True)
         with _telling(mesh, directory), ThreadPoolExecutor(max_workers=1) as writing:
             mine = _Export(model, mesh, scratch, max_bytes).write(plans, writing)
-        written = {
-            number: files for part in _everyone(mesh, mine) for number, files in part.items()
-        }
+        written = {number: files for part in everyone(mesh, mine) for number, files in part.items()}
         with _telling(mesh, directory):
             if is_first:
                 complete = _finish(model, scratch, written, _float_type(plans))
@@ -137,31 +134,10 @@ def _telling(mesh: TrainingMesh, directory: Path) -> Generator[None]:
         raise ExportError(f"cannot export to {directory}: {cause}") from failure
 
 
-def _everyone(mesh: TrainingMesh, mine: Any) -> list[Any]:
-    """Return what every rank has; every rank calls."""
-    if not mesh.is_distributed:
-        return [mine]
-    found: list[Any] = [None] * mesh.process.world_size
-    dist.all_gather_object(found, mine)
-    return found
-
-
 def _plan(
     model: "CausalLM", mesh: TrainingMesh, dtype: torch.dtype | None, max_bytes: int
 ) -> list[FilePlan]:
-    stage = mesh.process.rank // mesh.ranks_per_stage
-    places = [
-        TensorPlace(
-            name,
-            tuple(value.shape),
-            dtype if dtype is not None and value.is_floating_point() else value.dtype,
-            stage,
-        )
-        for name, value in _exported_tensors(model).items()
-    ]
-    if mesh.config.pp > 1:
-        of_stages = _everyone(mesh, places)[:: mesh.ranks_per_stage]
-        places = [place for places in of_stages for place in places]
+    places = places_of_all(_exported_tensors(model), mesh, dtype)
     return plan_files(places, max_bytes=max_bytes, ranks_per_stage=mesh.ranks_per_stage)
 
 
@@ -192,31 +168,14 @@ class _Export:
             is_mine = plan.writer == self._mesh.process.rank
             if is_mine:
                 wait(futures.values())  # the file before is out of memory then
-            gathered = [(place.name, self._gathered(place, plan.writer)) for place in plan.tensors]
+            gathered = [
+                (place.name, gather_to(plan.writer, place, self._own, self._mesh))
+                for place in plan.tensors
+            ]
             if is_mine:
                 whole = {name: value for name, value in gathered if value is not None}
                 futures[number] = writing.submit(self._write, number, whole)
         return {number: future.result() for number, future in futures.items()}
-
-    def _gathered(self, place: TensorPlace, writer: int) -> Tensor | None:
-        """Return a whole tensor on the writer, in host memory, and nothing elsewhere."""
-        rank, per_stage = self._mesh.process.rank, self._mesh.ranks_per_stage
-        first = place.stage * per_stage
-        is_elsewhere = writer // per_stage != place.stage
-        if rank // per_stage == place.stage:
-            value = self._own[place.name]
-            gathered = value.full_tensor() if isinstance(value, DTensor) else value
-            if rank != (first if is_elsewhere else writer):
-                return None
-            whole = gathered.to("cpu", place.dtype).contiguous()
-            if not is_elsewhere:
-                return whole
-            dist.send(whole, writer)
-        elif rank == writer:
-            whole = torch.empty(place.shape, dtype=place.dtype)
-            dist.recv(whole, first)
-            return whole
-        return None
 
     def _write(self, number: int, tensors: dict[str, Tensor]) -> list[dict[str, int]]:
         """Write the tensors of a plan under the names of files; return their bytes by name."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cosmos_parallel.errors import CheckpointMismatchError
 from cosmos_parallel.gradients import local_part, num_copies
+from cosmos_parallel.lora import has_adapters
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.sharding import model_tensors
 
@@ -25,9 +26,9 @@ def frozen_base(model: nn.Module) -> dict[str, Tensor]:
 
     Names are the model's own, as of ``model_tensors``.
     """
-    tensors = model_tensors(model)
-    if not any(".lora_" in name for name in tensors):
+    if not has_adapters(model):
         return {}
+    tensors = model_tensors(model)
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     return {
         name: value for name, value in tensors.items() if name in frozen and ".lora_" not in name
@@ -35,14 +36,23 @@ def frozen_base(model: nn.Module) -> dict[str, Tensor]:
 
 
 def base_sums(base: Mapping[str, Tensor], mesh: TrainingMesh) -> dict[str, Tensor]:
-    """Return two int64 sums of each tensor's bits; every rank of the replica calls."""
+    """Return two int64 sums of each tensor's bits; every rank of the replica calls.
+
+    Args:
+        base: of this rank's stages; there is one on every rank or on none.
+        mesh: the ranks that hold the model.
+    """
     if not base:
         return {}
     parts = torch.stack([_sums(local_part(tensor)).cpu() for tensor in base.values()])
-    totals = mesh.sum_(parts.to(mesh.process.device)).cpu()
-    num_ranks = mesh.process.world_size
+    # one after the other, as stages have tensors of their own
+    most = mesh.max_(torch.tensor(len(parts), device=mesh.process.device))
+    table = torch.zeros(mesh.config.pp, int(most), 2, dtype=torch.int64, device=most.device)
+    stage = mesh.process.rank // mesh.ranks_per_stage
+    table[stage, : len(parts)] = parts.to(most.device)
+    totals = mesh.sum_(table)[stage, : len(parts)].cpu()
     return {
-        name: total // num_copies(tensor, num_ranks) % _PRIME
+        name: total // num_copies(tensor, mesh.ranks_per_stage) % _PRIME
         for (name, tensor), total in zip(base.items(), totals, strict=True)
     }
 

@@ -10,6 +10,7 @@ import json
 import math
 import tempfile
 import warnings
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import AdapterError, ExportError
 from cosmos_parallel.families import is_tied
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.rotary_axes import sees
 from cosmos_parallel.sharding import model_tensors
+from cosmos_parallel.stage_gathering import gather_to, places_of_all
 from cosmos_parallel.tensor_files import save_tensors
 from cosmos_parallel.weight_files import held_part, held_region
 
@@ -172,25 +173,31 @@ def _is_router(layer: nn.Linear) -> bool:
     return "Router" in type(layer).__name__
 
 
-def start_adapters(model: nn.Module, seed: int) -> None:
+def adapter_shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of an adapter's whole parameters by name, in order."""
+    return {name: p.shape for name, p in model.named_parameters() if ".lora_" in name}
+
+
+def start_adapters(model: nn.Module, shapes: Mapping[str, torch.Size], seed: int) -> None:
     """Give adapters their first values, the same under every layout; every rank calls.
 
     A is drawn as ``nn.Linear`` draws its weight and B is 0; of an embedding's, A is 0 and B normal.
 
     Args:
-        model: with an adapter, sharded or not, in memory.
+        model: with an adapter, sharded or not, in memory; or this rank's stages of it.
+        shapes: of the whole model's (`adapter_shapes`).
         seed: the same on every rank.
     """
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if ".lora_" not in name:
-            continue
-        whole = torch.zeros(parameter.shape)
+    own = dict(model.named_parameters())
+    for name, shape in shapes.items():
+        whole = torch.zeros(shape)
         if ".lora_A." in name:
             nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
         elif ".lora_embedding_B." in name:
             whole.normal_(generator=generator)
-        held_part(parameter).copy_(whole[held_region(parameter)])
+        if name in own:
+            held_part(own[name]).copy_(whole[held_region(own[name])])
 
 
 def layers_to_split(layer: nn.Module, style: str) -> tuple[nn.Module, ...]:
@@ -210,21 +217,27 @@ def layers_to_split(layer: nn.Module, style: str) -> tuple[nn.Module, ...]:
     return (layer.get_submodule("base_layer"), factors[ADAPTER])
 
 
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a model has adapters, which a rank's stages of it need not have."""
+    names = (name for name, _ in model.named_parameters())
+    return bool(getattr(model, "peft_config", None)) or any(".lora_" in name for name in names)
+
+
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the adapter's parameters in the names of peft's files; whole or DTensors.
+
+    Of a pipeline those of this rank's stages.
 
     Raises:
         AdapterError: if the model has no adapter.
     """
+    _peft_configs(model)
     inner = f".{ADAPTER}"
-    found = {
+    return {
         f"{_PREFIX}{name.replace(inner, '')}": parameter.detach()
         for name, parameter in model.named_parameters()
         if ".lora_" in name and inner in name
     }
-    if not found:
-        raise AdapterError(f"{type(model).__name__} has no adapter; put one in with add_lora")
-    return found
 
 
 def moving_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -233,7 +246,9 @@ def moving_tensors(model: nn.Module) -> dict[str, Tensor]:
     Names are the model's own, as of ``model_tensors``.
     """
     everything = model_tensors(model)
-    return {name: v for name, v in everything.items() if ".lora_" in name} or everything
+    if not has_adapters(model):
+        return everything
+    return {name: value for name, value in everything.items() if ".lora_" in name}
 
 
 class PeftView(nn.Module):
@@ -260,7 +275,7 @@ def export_lora(model: nn.Module, directory: Path, mesh: TrainingMesh, *, base: 
     not at all, and replaces one that is there.
 
     Args:
-        model: with an adapter.
+        model: with an adapter; of a pipeline, this rank's stages.
         directory: where to; its parent is made.
         mesh: the ranks that hold the model.
         base: the model that the adapter belongs to, named in its config.
@@ -269,10 +284,9 @@ def export_lora(model: nn.Module, directory: Path, mesh: TrainingMesh, *, base: 
         AdapterError: if the model has no adapter.
         ExportError: on every rank, if the directory cannot be written.
     """
-    whole = {
-        name: (value.full_tensor() if isinstance(value, DTensor) else value).cpu().contiguous()
-        for name, value in adapter_tensors(model).items()
-    }
+    own = adapter_tensors(model)
+    gathered = [(place.name, gather_to(0, place, own, mesh)) for place in places_of_all(own, mesh)]
+    whole = {name: value for name, value in gathered if value is not None}
     failure: OSError | None = None
     if mesh.process.rank == 0:
         try:

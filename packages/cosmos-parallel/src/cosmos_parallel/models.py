@@ -25,7 +25,7 @@ from cosmos_parallel.generic_weights import (
     supported_attention,
 )
 from cosmos_parallel.idle_parts import keep_idle_parts
-from cosmos_parallel.lora import LoraConfig, add_lora, start_adapters
+from cosmos_parallel.lora import LoraConfig, adapter_shapes, add_lora, start_adapters
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
@@ -205,12 +205,7 @@ def check_trainable(
             "its tokens see those behind them, and have no log-probabilities"
         )
     wanted = config.wanted_implementation
-    resolved = check_layout(hf_config, parallel, world_size, implementation=wanted)
-    if resolved.pp > 1 and (config.lora or config.low_precision):
-        raise MeshError(
-            f"pp {resolved.pp}: adapters and 8-bit products are not divided among stages; use tp "
-            "and dp_shard"
-        )
+    check_layout(hf_config, parallel, world_size, implementation=wanted)
 
 
 def chosen_implementation(
@@ -235,21 +230,25 @@ def _load_generic(
     read = build_empty if by_parts else _read_model
     compute_dtype = getattr(torch, config.compute_dtype) if config.casts else None
 
+    adapters: dict[str, torch.Size] = {}  # of the whole model
+
     def make() -> "PreTrainedModel":
         dropout = turn_dropout_off(hf_config)
         made = read(path, hf_config, dtype, attention)
         tell_dropout(made.config, dropout)
         _prepare(made, mesh, config)
+        adapters.update(adapter_shapes(made))
         return made
 
     if mesh.config.pp > 1:
-        return load_staged(make, path, mesh, blocks=decoder_layers, compute_dtype=compute_dtype)
-    model = make()
-    shard_module(model, mesh, blocks=decoder_layers(model), compute_dtype=compute_dtype)
-    if by_parts:
-        fill_parts(model, path, mesh.process.device)
+        model = load_staged(make, path, mesh, blocks=decoder_layers, compute_dtype=compute_dtype)
+    else:
+        model = make()
+        shard_module(model, mesh, blocks=decoder_layers(model), compute_dtype=compute_dtype)
+        if by_parts:
+            fill_parts(model, path, mesh.process.device)
     if config.lora is not None:
-        start_adapters(model, config.lora.seed)
+        start_adapters(model, adapters, config.lora.seed)
     return model
 
 

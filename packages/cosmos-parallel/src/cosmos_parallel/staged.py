@@ -63,6 +63,8 @@ class StagedCausalLM(nn.Module):
         self.config: PretrainedConfig = models[0].config
         # whose transformers asks as it gives the tensors of an export their files' names
         self._weight_conversions = getattr(models[0], "_weight_conversions", None)
+        # as peft leaves it in a model with adapters
+        self.peft_config: dict[str, Any] = getattr(models[0], "peft_config", {})
         self.tells_samples_apart = self.runs_packed_rows = runs_packed_rows(models[0])
         head = models[-1].get_output_embeddings() if self.stages[-1].is_last else None
         self._ends: TiedEnds | None = None
