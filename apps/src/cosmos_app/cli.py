@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from cosmos_app.cluster_config import LauncherName
+from cosmos_app.guarded import KILLED_RUN
 from cosmos_app.guarded import guarded as _guarded
 from cosmos_app.looking_commands import doctor, explain, models
 from cosmos_app.operating_commands import scale, stop
@@ -128,7 +129,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
             return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))
         return asyncio.run(run_given_recipe(parsed, resume=resume, as_json=as_json))
 
-    _guarded(start)
+    _guarded(start, killed=KILLED_RUN)
 
 
 @main.command()

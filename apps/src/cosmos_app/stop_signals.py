@@ -6,6 +6,10 @@ import signal
 import stat
 import time
 from pathlib import Path
+from types import FrameType
+
+INTERRUPTED = 130
+"""The exit code of what a Ctrl-C has ended."""
 
 _SAME_PRESS_S = 1.0
 _REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -17,6 +21,26 @@ def signals_heeded() -> tuple[signal.Signals, ...]:
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     always = (signal.SIGINT, signal.SIGTERM)
     return always if is_ignored else (*always, signal.SIGHUP)
+
+
+def leave_on_interrupt() -> None:
+    """Have a Ctrl-C end this process at once and without a word, as long as it only imports.
+
+    An error raised in the middle of an import may be taken for one of the module's. Nothing is
+    changed where Ctrl-C is ignored, as it is in the background.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def interrupt_again() -> None:
+    """Have a Ctrl-C raise ``KeyboardInterrupt``, as it does by default."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(_: int, __: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
 
 
 class Presses:

@@ -5,6 +5,7 @@ import uuid
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from cosmos_parallel import (
@@ -89,6 +90,34 @@ def test_old_ones_go(url):
         store.save(step, make_learner(), score=score)
     assert store.steps() == [2, 4]
     assert store.best() == 2
+    store.close()
+
+
+class AddOnly(MemoryFileSystem):
+    """A store in which nothing is deleted, as under a bucket's policy."""
+
+    protocol = "addonly"
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        raise PermissionError(f"AccessDenied: {path}")
+
+    rm_file = rm
+
+
+def test_a_store_that_deletes_nothing_keeps_all_that_is_saved():
+    fsspec.register_implementation("addonly", AddOnly, clobber=True)
+    url = f"addonly://{uuid.uuid4().hex}/run"
+    files = AddOnly()
+    files.pipe_file(f"{url.removeprefix('addonly:/')}/step-00000001.0/__0_0.distcp", b"half")
+    store = CheckpointStore(url, build_mesh(ParallelConfig()), retention=RetentionConfig(keep=1))
+    learner = make_learner()
+    for step in (1, 2, 2):
+        train(learner, step, step + 1)
+        path = store.save(step, learner, str(step).encode())
+    assert path == f"{url}/step-00000002.1"
+    assert store.steps() == [1, 2]
+    assert store.load(make_learner(seed=1)).step == 2
+    assert store.load(make_learner(seed=1), 1).extra == b"1"
     store.close()
 
 

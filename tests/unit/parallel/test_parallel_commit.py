@@ -68,6 +68,21 @@ def test_a_store_does_not_grow_with_the_steps(port, threads):
     assert left < 7 + 20
 
 
+def test_what_members_say_of_steps_does_not_stay_in_the_store(port, threads):
+    def member(index: int) -> None:
+        group = join(port, index)
+        for step in range(20):
+            group.sum_([torch.ones(1)])
+            group.commit()
+            for what in ("losses", "words"):
+                assert group.exchange(what, str(step)) == dict.fromkeys(NAMES, str(step))
+
+    list(threads.map(member, range(3)))
+    left = open_store("127.0.0.1", port, hosting=False).num_keys()
+    # of the last step: 3 ready, 1 decision, 6 words; the others are of the connections
+    assert left < 10 + 20
+
+
 def test_a_step_that_one_member_does_not_have_is_void_for_all(port, threads):
     def member(index: int) -> tuple[str, ...]:
         group = join(port, index, commit_s=2)

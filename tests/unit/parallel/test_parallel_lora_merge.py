@@ -1,10 +1,12 @@
 """Adapters added to weights: as peft adds them, and refused where they do not fit."""
 
 import json
+import shutil
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from cosmos_parallel import (
@@ -132,9 +134,24 @@ def test_an_adapter_that_does_not_fit_is_refused(name, config, message):
         merged_weights({"a.weight": torch.zeros(2, 3)}, adapter, config)
 
 
-def test_a_directory_without_the_layer_leaves_nothing_behind(model_directory, tmp_path):
-    from safetensors.torch import save_file
+def test_weights_that_a_base_has_in_the_format_of_mistral_are_not_left_as_they_were(
+    model_directory, tmp_path
+):
+    base, mesh = model_directory("Qwen3", tied=False), build_mesh(ParallelConfig())
+    model = load_causal_lm(base, mesh, ModelConfig(lora=LoraConfig(rank=4, alpha=6.0)))
+    export_lora(model, tmp_path / "adapter", mesh, base=base)
+    both = tmp_path / "both"
+    shutil.copytree(base, both)
+    (both / "LICENSE").touch()
+    save_file({"layers.0.attention.wq.weight": torch.ones(2)}, both / "consolidated.safetensors")
+    index = both / "consolidated.safetensors.index.json"
+    index.write_text('{"weight_map": {"layers.0.attention.wq.weight": "consolidated.safetensors"}}')
+    merge_directories(both, tmp_path / "adapter", tmp_path / "merged")
+    names = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert names == {path.name for path in base.iterdir()} | {"LICENSE"}
 
+
+def test_a_directory_without_the_layer_leaves_nothing_behind(model_directory, tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"lora_alpha": 1}))

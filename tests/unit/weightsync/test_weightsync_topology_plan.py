@@ -17,7 +17,9 @@ from cosmos_weightsync import (
     ShardSpec,
     Topology,
     TopologyError,
+    TransferPlan,
     plan_transfer,
+    simulate,
 )
 
 FREE_STARTS = Links(rail=Link(50e9), network=Link(50e9))
@@ -288,3 +290,25 @@ def test_nonsense_is_not_read_as_a_topology(data, reason):
 def test_a_link_needs_a_bandwidth():
     with pytest.raises(TopologyError, match="bytes_per_s > 0"):
         Link(0.0)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [{"bytes_per_s": 1e308}, {"bytes_per_s": 1e-308}, {"bytes_per_s": 1e9, "piece_s": 1e300}],
+)
+def test_links_that_no_plan_can_reckon_with_are_refused(link):
+    with pytest.raises(TopologyError, match=r"a link needs .*1e\+30"):
+        plan_over({"rail": link})
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e-30, 1e30])
+@pytest.mark.parametrize("piece_s", [0.0, 1e30])
+def test_a_link_as_slow_or_as_fast_as_any_is_planned_with(bytes_per_s, piece_s):
+    plan = plan_over({"rail": {"bytes_per_s": bytes_per_s, "piece_s": piece_s}})
+    assert 0 < simulate(plan).seconds < float("inf")
+
+
+def plan_over(links: dict[str, dict[str, float]]) -> TransferPlan:
+    """Plan a tensor from two ranks to sixteen on other hosts."""
+    topology = Topology.uniform(2, 16, gpus_per_host=4, links=Links.from_json(links))
+    return plan_transfer(whole("w", (1 << 20,), 2), whole("w", (1 << 20,), 16), topology)

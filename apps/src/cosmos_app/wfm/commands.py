@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from cosmos_app.guarded import guarded
+from cosmos_app.guarded import KILLED_RUN, guarded
 from cosmos_app.parent import die_with_parent
 from cosmos_app.quiet import silence_loading
 
@@ -41,7 +41,7 @@ def run(recipe: Path, overrides: tuple[str, ...], *, resume: bool) -> None:
     """
     from cosmos_app.wfm.running import load_wfm_recipe, run_wfm
 
-    guarded(lambda: run_wfm(load_wfm_recipe(recipe, overrides), resume=resume))
+    guarded(lambda: run_wfm(load_wfm_recipe(recipe, overrides), resume=resume), killed=KILLED_RUN)
 
 
 @wfm.command()

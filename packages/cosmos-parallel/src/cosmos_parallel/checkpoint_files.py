@@ -7,6 +7,7 @@ remote   step-00000020.0/ is there once its manifest.json is, which is written l
          is saved again goes to step-00000020.1/, and then the one before is removed
 """
 
+import contextlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 MANIFEST = "manifest.json"
+_NOT_DELETED = (OSError, RuntimeError)  # what drivers of stores say; that of Azure the latter
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _ATTEMPT_NAME = re.compile(r"step-(\d{8,})\.(\d+)")
 _READ_BYTES = 1 << 22
@@ -233,7 +235,7 @@ class RemoteFiles:
         """Remove what killed saves left; prefixes of an object store need not be made."""
         for step, attempt in self._attempts():
             if not self._is_whole(step, attempt):
-                self._files.rm(self._inside(self._url_of(step, attempt)), recursive=True)
+                self._remove_attempt(step, attempt)
         self._files.makedirs(self._inside(writing), exist_ok=True)
 
     def abandon(self, writing: str) -> None:
@@ -272,14 +274,20 @@ class RemoteFiles:
         return [int(self._files.size(f"{self._inside(directory)}/{name}") or 0), -1]
 
     def discard(self, directory: str, name: str) -> None:
-        """Remove one object."""
-        self._files.rm_file(f"{self._inside(directory)}/{name}")
+        """Remove one object, if the store deletes any."""
+        with contextlib.suppress(*_NOT_DELETED):
+            self._files.rm_file(f"{self._inside(directory)}/{name}")
 
     def writer(self, directory: str) -> FileSystemWriter:
         """Write objects."""
         from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
-        return FsspecWriter(directory, sync_files=False)
+        from cosmos_parallel.kept_objects import AddingFiles
+
+        writer = FsspecWriter(directory, sync_files=False)
+        writer.fs = AddingFiles(_NOT_DELETED)
+        writer.path = writer.fs.init_path(directory)
+        return writer
 
     def reader(self, directory: str) -> FileSystemReader:
         """Read objects."""
@@ -301,11 +309,13 @@ class RemoteFiles:
         return bool(self._files.exists(f"{self._inside(self._url_of(step, attempt))}/{MANIFEST}"))
 
     def _remove_attempt(self, step: int, attempt: int) -> None:
+        """Remove what is there of one, its manifest first; what a store does not delete stays."""
         inside = self._inside(self._url_of(step, attempt))
-        if self._files.exists(f"{inside}/{MANIFEST}"):
-            self._files.rm_file(f"{inside}/{MANIFEST}")
-        if self._files.exists(inside):
-            self._files.rm(inside, recursive=True)
+        with contextlib.suppress(*_NOT_DELETED):
+            if self._files.exists(f"{inside}/{MANIFEST}"):
+                self._files.rm_file(f"{inside}/{MANIFEST}")
+            if self._files.exists(inside):
+                self._files.rm(inside, recursive=True)
 
     def _list(self, inside: str) -> list[str]:
         self._files.invalidate_cache()

@@ -26,6 +26,7 @@ _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _WEIGHTS = "adapter_model.safetensors"
+_OF_MISTRAL = re.compile(r"consolidated.*\.safetensors(\.index\.json)?")
 _STACK = re.compile(r"(.+\.experts)((?:\.base_layer)*)")
 # what transformers joins in each of an expert's tensors, one below the other
 _JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -172,7 +173,8 @@ def merge_directories(base: Path, adapter: Path, directory: Path) -> None:
     at all, and replaces one that is there.
 
     Args:
-        base: a Hugging Face model directory; whatever else is in it is copied.
+        base: a Hugging Face model directory; whatever else is in it is copied, but for its weights
+            in the format of Mistral (``consolidated*.safetensors``), which engines would prefer.
         adapter: as peft writes them.
         directory: where to; its parent is made.
 
@@ -192,6 +194,8 @@ def merge_directories(base: Path, adapter: Path, directory: Path) -> None:
         writing = Path(scratch) / "new"
         writing.mkdir()
         for file in sorted(path for path in base.iterdir() if path.is_file()):
+            if _OF_MISTRAL.fullmatch(file.name):
+                continue
             if file.suffix != ".safetensors":
                 shutil.copy2(file, writing / file.name)
                 continue

@@ -119,9 +119,8 @@ class StoreReplicaGroup:
         self._members = members
         self._timeout_s = timeout_s
         self._commit_timeout = timedelta(seconds=commit_timeout_s)
-        self._num_sums = 0
-        self._num_commits = 0
-        self._num_gathered = 0
+        self._num_sums = self._num_commits = self._num_gathered = 0
+        self._said: list[str] = []
         self._is_alive = is_alive
         self._device_type: DeviceType = device_type
         self._decisions = PrefixStore(f"replicas/{members.epoch}/decisions", store)
@@ -183,8 +182,9 @@ class StoreReplicaGroup:
         """Return what each member has to say of the step just committed; see ``ReplicaGroup``."""
         members, prefix = self._members, f"{self._num_commits}/said/{what}"
         keys = {f"{prefix}/{index}": name for index, name in enumerate(members.names)}
+        self._said.append(f"{prefix}/{members.index}")
         with contextlib.suppress(RuntimeError, ValueError):  # the next step says it
-            self._decisions.set(f"{prefix}/{members.index}", words)
+            self._decisions.set(self._said[-1], words)
             self._await_words(keys)
             return {
                 name: self._decisions.get(key).decode()
@@ -312,10 +312,11 @@ class StoreReplicaGroup:
     def _forget(self, step: int) -> None:
         """Remove this rank's keys of a step that all have left behind: they would fill the store.
 
-        Who is ready for a step has read the decision on the one before.
+        Who is ready for a step has read the decision on the one before, and what was said of it.
         """
-        index, rank = self._members.index, self._members.rank
-        keys = [f"{step}/here/{index}.{rank}", f"{step}/ready/{index}.{rank}"]
+        index, rank, said = self._members.index, self._members.rank, self._said
+        keys = [f"{step}/here/{index}.{rank}", f"{step}/ready/{index}.{rank}", *said]
+        self._said = []
         if (index, rank) == (0, 0):
             keys.append(f"{step}/decision")
         with contextlib.suppress(RuntimeError, ValueError):  # the next step will say it

@@ -19,6 +19,9 @@ __all__ = ["LINK_KINDS", "Link", "Links"]
 LINK_KINDS = ("device", "host", "rail", "network")
 """Names of the kinds of link, best first."""
 
+_MOST = 1e30
+_LEAST_BYTES_PER_S = 1 / _MOST
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -32,7 +35,8 @@ class Link:
         stream_bytes_per_s: The most that one rank takes from one other; ``None`` for no such limit.
 
     Raises:
-        TopologyError: a bandwidth is not positive, or a time negative.
+        TopologyError: a bandwidth is not positive, a time is negative, or one is of a size that no
+            plan can reckon with.
     """
 
     bytes_per_s: float
@@ -43,10 +47,15 @@ class Link:
     def __post_init__(self) -> None:
         speeds = (self.bytes_per_s, self.stream_bytes_per_s or self.bytes_per_s)
         times = (self.latency_s, self.piece_s)
-        if not all(0 < speed < float("inf") for speed in speeds):
-            raise TopologyError(f"a link needs bytes_per_s > 0, not {self}")
-        if not all(0 <= time < float("inf") for time in times):
-            raise TopologyError(f"a link needs latency_s and piece_s >= 0, not {self}")
+        if not all(_LEAST_BYTES_PER_S <= speed <= _MOST for speed in speeds):
+            raise TopologyError(
+                f"a link needs bytes_per_s > 0, from {_LEAST_BYTES_PER_S:g} to {_MOST:g}, "
+                f"not {self}"
+            )
+        if not all(0 <= time <= _MOST for time in times):
+            raise TopologyError(
+                f"a link needs latency_s and piece_s >= 0, at most {_MOST:g}, not {self}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +80,15 @@ class Links:
     host_total_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.registration_s_per_gib < float("inf"):
-            raise TopologyError("registration_s_per_gib must be finite and not negative")
-        if not 0 < (self.host_total_bytes_per_s or 1.0) < float("inf"):
-            raise TopologyError("host_total_bytes_per_s must be above 0, or absent")
+        if not 0 <= self.registration_s_per_gib <= _MOST:
+            raise TopologyError(
+                f"registration_s_per_gib must be finite and not negative, at most {_MOST:g}"
+            )
+        if not _LEAST_BYTES_PER_S <= (self.host_total_bytes_per_s or 1.0) <= _MOST:
+            raise TopologyError(
+                f"host_total_bytes_per_s must be above 0, from {_LEAST_BYTES_PER_S:g} to "
+                f"{_MOST:g}, or absent"
+            )
 
     def by_kind(self) -> tuple[Link, Link, Link, Link]:
         """The links in the order of `LINK_KINDS`."""
