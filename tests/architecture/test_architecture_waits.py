@@ -34,11 +34,12 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_app/roles/policy.py": {"_read_line": "the bus gives up by itself"},
     "cosmos_rollout/engines/vllm_pictures.py": {"_num_bytes": "the task is done"},
     "cosmos_parallel/checkpoint.py": {"wait": _STORAGE},
-    "cosmos_parallel/export.py": {"write": _STORAGE, "_gathered": _GROUP},
+    "cosmos_parallel/export.py": {"write": _STORAGE},
     "cosmos_parallel/membership.py": {"close": "one heartbeat; the store has a timeout"},
     "cosmos_parallel/pipeline.py": {"_look_ahead": _GROUP},
     "cosmos_parallel/nccl_groups.py": {"finish": _DONE},
     "cosmos_parallel/replicas.py": {"receive": _GROUP, "_finish": _GROUP},
+    "cosmos_parallel/stage_gathering.py": {"gather_to": _GROUP},
     "cosmos_parallel/storage.py": {"write_state": _STORAGE, "read_state": _STORAGE},
     "cosmos_rollout/carried_through.py": {
         "carry_through": "for what must not be given up half-way; its parts have deadlines"
