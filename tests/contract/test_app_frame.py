@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -205,6 +206,85 @@ async def test_a_service_that_is_gone_is_said_as_it_was_found(
 
     with pytest.raises(RunError, match=said):
         await measure()
+
+
+class _Waiting:
+    """Waits for a server that is gone before it fails, like MLflow's, until it is back.
+
+    Attributes:
+        waits: set as soon as it does.
+        back: set when the server is.
+        written: what it was given.
+    """
+
+    def __init__(self, phase: str) -> None:
+        """It waits in a phase of its life: build, write or close."""
+        self.waits, self.back = threading.Event(), threading.Event()
+        self.written: list[MetricRecord] = []
+        self._phase = phase
+
+    def build(self) -> "_Waiting":
+        self._reach("build")
+        return self
+
+    def write(self, record: MetricRecord) -> None:
+        self._reach("write")
+        self.written.append(record)
+
+    def close(self) -> None:
+        self._reach("close")
+
+    def _reach(self, phase: str) -> None:
+        if phase == self._phase:
+            self.waits.set()
+            self.back.wait(_LONG_S / 2)
+
+
+def _waiting_frame(run: RunDirectory, url: str, sink: _Waiting, answers: Answers) -> RunFrame:
+    @dataclass(frozen=True)
+    class Config:
+        def build(self, _: SinkContext) -> _Waiting:
+            return sink.build()
+
+    recipe = Recipe(output=run.path, sinks=(cast("SinkConfig", Config()),), bus=BusConfig(url=url))
+    return RunFrame(recipe, run, Console(quiet=True), answers)
+
+
+async def test_a_run_whose_sink_waits_for_its_service_is_stopped_and_loses_nothing(
+    server, run: RunDirectory
+) -> None:
+    sink, stopped = _Waiting("write"), asyncio.Event()
+
+    async def stop() -> None:
+        stopped.set()
+
+    async with _waiting_frame(run, server.url, sink, Answers(stop=stop)).open() as bus:
+        await bus.send_metrics([_record(step) for step in range(5)])
+        assert await asyncio.to_thread(sink.waits.wait, _LONG_S / 4)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(stopped.wait(), _LONG_S / 4)
+        asyncio.get_running_loop().call_later(0.5, sink.back.set)
+    assert [record.step for record in sink.written] == list(range(5))
+
+
+@pytest.mark.parametrize("phase", ["build", "write", "close"])
+async def test_a_run_whose_sink_waits_for_its_service_is_killed(
+    server, run: RunDirectory, phase: str
+) -> None:
+    sink = _Waiting(phase)
+
+    async def measure() -> None:
+        async with _waiting_frame(run, server.url, sink, Answers(stop=_nothing)).open() as bus:
+            await bus.send_metrics([_record(1)])
+            await asyncio.sleep(_LONG_S if phase == "write" else 0.0)
+
+    begun, running = time.monotonic(), asyncio.create_task(measure())
+    assert await asyncio.to_thread(sink.waits.wait, _LONG_S / 4)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert time.monotonic() - begun < _LONG_S / 3
+    sink.back.set()
 
 
 _INTERRUPTED = """

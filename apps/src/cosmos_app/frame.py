@@ -7,10 +7,8 @@
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import json
-import math
 import signal
 import tempfile
 import time
@@ -33,9 +31,10 @@ from rich.markup import escape
 
 from cosmos_app.control_files import last_namespace, write_address
 from cosmos_app.ended import failure_noted
-from cosmos_app.errors import NothingToResumeError, RunError
-from cosmos_app.full_disk import Writer, refusals_told
+from cosmos_app.errors import NothingToResumeError
+from cosmos_app.full_disk import refusals_told
 from cosmos_app.output import json_document, print_json
+from cosmos_app.passing_on import passing_metrics_on
 from cosmos_app.preloaded import Preloaded
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
@@ -43,7 +42,7 @@ from cosmos_app.stop_signals import Presses, leave_terminal, signals_heeded
 from cosmos_app.supervisor import Incident, Supervisor
 from cosmos_app.temporary import own_temporary_directory
 from cosmos_core.bus import Bus, BusError, RedisServer
-from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
+from cosmos_core.metrics import MetricRecord, SinkConfig, SinkContext
 from cosmos_core.rundir import (
     NotARunDirectoryError,
     RunDirectory,
@@ -52,8 +51,6 @@ from cosmos_core.rundir import (
 )
 
 _RUN_MARKER = "run.json"
-_LAST_METRICS_S = 30.0
-_LOOK_S = 0.05
 _KILL_GRACE_S = 5.0
 
 
@@ -187,62 +184,6 @@ class Answers:
     record: Callable[[MetricRecord], None] = _ignore
 
 
-@contextlib.asynccontextmanager
-async def _ended_by(passing: asyncio.Task[None]) -> AsyncGenerator[None]:
-    """Have the block end with an error when the task that passes metrics on does."""
-    task = asyncio.current_task()
-    assert task is not None
-
-    def end(passing: asyncio.Task[None]) -> None:
-        if not passing.cancelled():
-            task.cancel()
-
-    passing.add_done_callback(end)
-    try:
-        yield
-    except asyncio.CancelledError:
-        error = passing.exception() if passing.done() and not passing.cancelled() else None
-        if error is None:
-            raise
-        task.uncancel()
-        raise RunError(
-            f"metrics cannot be written any more, so the run was ended; mend that and go on with "
-            f"--resume: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        passing.remove_done_callback(end)
-
-
-@contextlib.contextmanager
-def _closed(sinks: MetricSink) -> Generator[MetricSink]:
-    """Close sinks in the end; an error of theirs there is not told in place of one before it.
-
-    Raises:
-        RunError: if they cannot bring to where it goes what they held back.
-    """
-    try:
-        yield sinks
-    except BaseException:
-        with contextlib.suppress(Exception):
-            sinks.close()
-        raise
-    try:
-        sinks.close()
-    except Exception as error:
-        raise RunError(
-            f"the last metrics cannot be written; mend that and go on with --resume: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-async def _await_passed_on(bus: Bus) -> None:
-    """Return when the sinks have everything that was measured, or after a while."""
-    for _ in range(math.ceil(_LAST_METRICS_S / _LOOK_S)):
-        if not await bus.num_metrics():
-            return
-        await asyncio.sleep(_LOOK_S)
-
-
 class RunFrame:
     """One run's surroundings, from its first process to its last.
 
@@ -287,9 +228,15 @@ class RunFrame:
         ):
             before = last_namespace(self._run)
             write_address(self._run, url, namespace)
+            context = SinkContext(
+                run=self._run,
+                num_steps=self._recipe.trainer.steps,
+                console=self._console,
+                config=shown_recipe(self._recipe),
+            )
             async with (
                 await self._connect(url, namespace) as bus,
-                self._passing_metrics_on(bus),
+                passing_metrics_on(bus, self._recipe.sinks, context, self._answers.record),
                 refusals_told(bus, self._say),
             ):
                 if before:  # its launcher may have been killed
@@ -321,35 +268,6 @@ class RunFrame:
             await bus.close()
             raise
         return bus
-
-    @contextlib.asynccontextmanager
-    async def _passing_metrics_on(self, bus: Bus) -> AsyncGenerator[None]:
-        """Have what is measured inside go to the sinks, to the last record.
-
-        Raises:
-            RunError: from inside, as soon as a sink fails.
-        """
-        context = SinkContext(
-            run=self._run,
-            num_steps=self._recipe.trainer.steps,
-            console=self._console,
-            config=shown_recipe(self._recipe),
-        )
-        with _closed(open_sinks(self._recipe.sinks, context)) as sinks:
-            passing = asyncio.create_task(self._pass_metrics_on(bus, sinks))
-            try:
-                async with _ended_by(passing):
-                    yield
-                    await _await_passed_on(bus)
-            finally:
-                passing.cancel()
-                await asyncio.gather(passing, return_exceptions=True)
-
-    async def _pass_metrics_on(self, bus: Bus, sinks: MetricSink) -> None:
-        writer = Writer(self._run.path, self._say)
-        async for record in bus.metrics():
-            await writer.write(functools.partial(sinks.write, record))
-            self._answers.record(record)
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)

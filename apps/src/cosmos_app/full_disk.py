@@ -7,7 +7,7 @@ tries again.
 import asyncio
 import contextlib
 import errno
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 from rich.markup import escape
@@ -15,6 +15,7 @@ from rich.markup import escape
 from cosmos_core.bus import Bus, BusUnreachableError
 
 Say = Callable[[str], None]
+Writing = Callable[[], None]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOOK_S = 1.0
@@ -25,6 +26,10 @@ def is_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL
 
 
+async def _call(writing: Writing) -> None:
+    writing()
+
+
 class Writer:
     """Writes again what a full disk did not take, for as long as it is full.
 
@@ -32,14 +37,23 @@ class Writer:
         where: the directory that is written to, for people.
         say: tells them.
         pause_s: seconds between two tries.
+        call: calls what writes, perhaps in a thread of its own.
     """
 
-    def __init__(self, where: Path, say: Say, *, pause_s: float = _LOOK_S) -> None:
+    def __init__(
+        self,
+        where: Path,
+        say: Say,
+        *,
+        pause_s: float = _LOOK_S,
+        call: Callable[[Writing], Awaitable[None]] = _call,
+    ) -> None:
         self._where = where
         self._say = say
         self._pause_s = pause_s
+        self._call = call
 
-    async def write(self, writing: Callable[[], None]) -> None:
+    async def write(self, writing: Writing) -> None:
         """Call what writes until it can.
 
         Raises:
@@ -48,7 +62,7 @@ class Writer:
         is_told = False
         while True:
             try:
-                writing()
+                await self._call(writing)
             except OSError as error:
                 if not is_full_disk(error):
                     raise
