@@ -33,6 +33,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_app/given/trainer.py": {"save_now": _STORAGE},
     "cosmos_app/roles/policy.py": {"_read_line": "the bus gives up by itself"},
     "cosmos_rollout/engines/vllm_pictures.py": {"_num_bytes": "the task is done"},
+    "cosmos_core/own_thread.py": {"_serve": _IDLE},
     "cosmos_parallel/checkpoint.py": {"wait": _STORAGE},
     "cosmos_parallel/export.py": {"write": _STORAGE},
     "cosmos_parallel/membership.py": {"close": "one heartbeat; the store has a timeout"},
@@ -44,7 +45,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_rollout/carried_through.py": {
         "carry_through": "for what must not be given up half-way; its parts have deadlines"
     },
-    "cosmos_rollout/environments/own_thread.py": {"_serve": _IDLE},
     "cosmos_rollout/engines/endpoint.py": {"_streamed": "until whoever paused it resumes it"},
     "cosmos_rollout/engines/in_process.py": {
         "generate": _ENGINE,

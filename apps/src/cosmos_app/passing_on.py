@@ -9,9 +9,6 @@ import contextlib
 import functools
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
-from threading import Thread
 from typing import TypeVar
 
 from rich.console import Console
@@ -20,6 +17,7 @@ from cosmos_app.errors import RunError
 from cosmos_app.full_disk import Writer
 from cosmos_core.bus import Bus
 from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
+from cosmos_core.own_thread import OwnThread
 
 _LAST_METRICS_S = 30.0
 _LOOK_S = 0.05
@@ -29,12 +27,11 @@ Answer = TypeVar("Answer")
 
 
 class _SinkThread:
-    """Makes calls one after the other in a thread that the end of the process does not wait for."""
+    """Makes the calls of sinks; tells whether somebody waits for one."""
 
     def __init__(self) -> None:
-        self._calls = SimpleQueue[Callable[[], None] | None]()
+        self._thread = OwnThread("sinks")
         self._num_waiting = 0
-        Thread(target=self._work, name="sinks", daemon=True).start()
 
     @property
     def is_busy(self) -> bool:
@@ -43,29 +40,15 @@ class _SinkThread:
 
     async def call(self, function: Callable[[], Answer]) -> Answer:
         """Return what a function does there; who is cancelled meanwhile does not wait for it."""
-        done = Future[Answer]()
-
-        def work() -> None:
-            if done.set_running_or_notify_cancel():
-                try:
-                    done.set_result(function())
-                except BaseException as error:  # noqa: BLE001, whoever waits has it
-                    done.set_exception(error)
-
         self._num_waiting += 1
         try:
-            self._calls.put(work)
-            return await asyncio.wrap_future(done)
+            return await self._thread.run(function)
         finally:
             self._num_waiting -= 1
 
     def end(self) -> None:
         """Have the thread end after the calls that were made."""
-        self._calls.put(None)
-
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
+        self._thread.end()
 
 
 @contextlib.asynccontextmanager

@@ -15,8 +15,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from cosmos_core.own_thread import OwnThread
 from cosmos_rollout.environments.environment import Chat, opening
-from cosmos_rollout.environments.own_thread import OwnThread
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.prompts import PromptRow

@@ -1,4 +1,4 @@
-"""A thread for the calls of one episode, which keeps no process from ending.
+"""A thread for calls that may last, which keeps no process from ending.
 
 A pool of `concurrent.futures` would: Python waits for its threads before it ends, for ever if one
 is in a call that never returns.
