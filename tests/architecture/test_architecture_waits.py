@@ -41,6 +41,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_parallel/nccl_groups.py": {"finish": _DONE},
     "cosmos_parallel/replicas.py": {"receive": _GROUP, "_finish": _GROUP},
     "cosmos_parallel/stage_gathering.py": {"gather_to": _GROUP},
+    "cosmos_parallel/tied_ends.py": {"_move": _GROUP},
     "cosmos_parallel/storage.py": {"write_state": _STORAGE, "read_state": _STORAGE},
     "cosmos_rollout/carried_through.py": {
         "carry_through": "for what must not be given up half-way; its parts have deadlines"
