@@ -65,35 +65,28 @@ def test_preferences_in_stages_go_on_from_a_checkpoint_as_one_process_does(
         trainer.close()
 
 
+@pytest.mark.parametrize("tied", [False, True])
 def test_a_policy_in_stages_has_a_critic_and_a_reference_that_moves(
-    runner: Runner, tmp_path: Path
+    runner: Runner, tmp_path: Path, tied: bool
 ) -> None:
-    run = runner.complete(
-        *SMALL, *TINY, *STAGES, "trainer.steps=4", "staleness.depth=0", "staleness.bound=0",
-        "validation.before=false", "validation.after=false", "learner.optimizer.lr=0.01",
-        "algorithm.objective.entropy_coefficient=0.5", "algorithm.objective.kl.coefficient=0.2",
-        "algorithm.objective.kl.reset_every=2", "trainer.tokens_per_batch=128",
-        "algorithm.kind=ppo", "algorithm.epochs=2",
-        "reward.rewards=[{kind='length', target=0, limit=32}]",
-    )  # fmt: skip
-    assert_balanced(run.report["books"])
-    steps = [record["values"] for record in run.metrics("policy")]
-    assert len(steps) == 4
-    # sampled by the weights that the stages sent
-    assert all(step["mismatch_abs"] < 1e-5 for step in steps)
-    for number, step in enumerate(steps):
-        assert (step["kl"] > 1e-6) == (number % 2 == 1), steps
-        assert (abs(step["critic_value"]) > 1e-4) == (number > 0), steps
-    # in one process, which puts no critic into it either
-    export_checkpoint(run.output, tmp_path / "again", step=None)
-    assert_same_weights(run.output / "export" / "model", tmp_path / "again")
+    # of one matrix for embedding and head, transformers' implementation
+    exported = complete_ppo(runner, tmp_path, f"model.tiny.tie_embeddings={str(tied).lower()}")
+    weights = load_file(exported / "model.safetensors")
+    assert ("lm_head.weight" in weights) != tied
 
 
 def test_adapters_in_stages_are_sampled_by_beside_a_critic_and_a_reference(
     runner: Runner, tmp_path: Path
 ) -> None:
+    exported = complete_ppo(runner, tmp_path, "model.training.lora={rank=4, alpha=8}")
+    adapter = load_file(exported / "adapter" / "adapter_model.safetensors")
+    assert {name.split(".layers.")[1][0] for name in adapter} == {"0", "1"}
+
+
+def complete_ppo(runner: Runner, tmp_path: Path, setting: str) -> Path:
+    """Run stages beside a critic and a moving reference; return what is exported."""
     run = runner.complete(
-        *SMALL, *TINY, *STAGES, "model.training.lora={rank=4, alpha=8}",
+        *SMALL, *TINY, *STAGES, setting,
         "trainer.steps=4", "staleness.depth=0", "staleness.bound=0",
         "validation.before=false", "validation.after=false", "learner.optimizer.lr=0.01",
         "algorithm.objective.entropy_coefficient=0.5", "algorithm.objective.kl.coefficient=0.2",
@@ -104,16 +97,16 @@ def test_adapters_in_stages_are_sampled_by_beside_a_critic_and_a_reference(
     assert_balanced(run.report["books"])
     steps = [record["values"] for record in run.metrics("policy")]
     assert len(steps) == 4
-    # sampled by the adapters that the stages sent, added to the base
+    # sampled by what the stages sent
     assert all(step["mismatch_abs"] < 1e-5 for step in steps)
     for number, step in enumerate(steps):
         assert (step["kl"] > 1e-6) == (number % 2 == 1), steps
         assert (abs(step["critic_value"]) > 1e-4) == (number > 0), steps
+    # in one process, which puts no critic into it either
     exported = run.output / "export" / "model"
     export_checkpoint(run.output, tmp_path / "again", step=None)
     assert_same_weights(exported, tmp_path / "again")
-    adapter = load_file(exported / "adapter" / "adapter_model.safetensors")
-    assert {name.split(".layers.")[1][0] for name in adapter} == {"0", "1"}
+    return exported
 
 
 def test_a_reward_model_in_stages_is_exported_with_the_layer_of_the_last(

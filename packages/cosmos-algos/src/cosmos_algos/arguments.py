@@ -5,7 +5,7 @@ one's own would train on something else without a word.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from typing import Any, cast
 
 import torch
@@ -98,9 +98,7 @@ def check_coefficients(subject: str, numbers: Mapping[str, float]) -> None:
     Raises:
         AlgorithmConfigError: names the first that is below 0 or not finite.
     """
-    for name, value in numbers.items():
-        if not 0.0 <= value < math.inf:
-            raise AlgorithmConfigError(f"{subject}: {name} {value} must be 0 or more, and finite")
+    _check_each(subject, numbers, lambda value: 0.0 <= value < math.inf, "0 or more, and finite")
 
 
 def check_counts(subject: str, numbers: Mapping[str, int]) -> None:
@@ -113,9 +111,7 @@ def check_counts(subject: str, numbers: Mapping[str, int]) -> None:
     Raises:
         AlgorithmConfigError: names the first that is below 0.
     """
-    for name, value in numbers.items():
-        if value < 0:
-            raise AlgorithmConfigError(f"{subject}: {name} {value} must be 0 or more")
+    _check_each(subject, numbers, lambda value: value >= 0, "0 or more")
 
 
 def check_scales(subject: str, numbers: Mapping[str, float]) -> None:
@@ -128,9 +124,7 @@ def check_scales(subject: str, numbers: Mapping[str, float]) -> None:
     Raises:
         AlgorithmConfigError: names the first that is not above 0, or not finite.
     """
-    for name, value in numbers.items():
-        if not 0.0 < value < math.inf:
-            raise AlgorithmConfigError(f"{subject}: {name} {value} must be above 0, and finite")
+    _check_each(subject, numbers, lambda value: 0.0 < value < math.inf, "above 0, and finite")
 
 
 def check_fractions(subject: str, numbers: Mapping[str, float]) -> None:
@@ -143,9 +137,18 @@ def check_fractions(subject: str, numbers: Mapping[str, float]) -> None:
     Raises:
         AlgorithmConfigError: names the first that is not in [0, 1].
     """
+    _check_each(subject, numbers, lambda value: 0.0 <= value <= 1.0, "in [0, 1]")
+
+
+def _check_each(
+    subject: str,
+    numbers: Mapping[str, float] | Mapping[str, int],
+    is_right: Callable[[float], bool],
+    wanted: str,
+) -> None:
     for name, value in numbers.items():
-        if not 0.0 <= value <= 1.0:
-            raise AlgorithmConfigError(f"{subject}: {name} {value} must be in [0, 1]")
+        if not is_right(value):
+            raise AlgorithmConfigError(f"{subject}: {name} {value} must be {wanted}")
 
 
 def group_keys(groups: Sequence[Hashable] | Tensor) -> Sequence[Hashable]:
