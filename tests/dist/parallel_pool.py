@@ -87,6 +87,7 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
         compile=case.get("compile", "none"),
         lora=LoraConfig(rank=4) if case.get("lora") else None,
         low_precision=LowPrecisionConfig(emulate=True) if case.get("eight_bits") else None,
+        sequence_parallel=case.get("sequence", False),
     )
     model = load_causal_lm(directory / case["model"], mesh, config)
     # with the usual 1e-8 the sign of a gradient that is nothing but rounding moves a weight by the

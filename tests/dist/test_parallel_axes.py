@@ -553,6 +553,37 @@ EXTRA = {
         for implementation in ("native", "transformers")
         for layout, degrees in {"fsdp2": {}, "tp2": {"tp": 2}}.items()
     },
+    # rows divided between the parts of a layer, where torchtitan's implementation always does so
+    **{
+        f"sequence-{family}-{layout}": {
+            "model": family,
+            "degrees": degrees,
+            "implementation": "transformers",
+            "sequence": True,
+        }
+        for family, layout, degrees in (
+            ("qwen-2.5-vl", "tp2", {"tp": 2}),
+            ("gemma", "fsdp2-tp2", {"tp": 2, "dp_shard": 2}),
+            ("phi", "tp2-cp2", {"tp": 2, "cp": 2}),
+            ("mistral", "tp2-pp2", {"tp": 2, **ZERO_BUBBLE}),
+            ("mixtral", "tp2", {"tp": 2}),
+        )
+    },
+    "sequence-packed-recomputed-tp2": {
+        "model": "qwen-3",
+        "degrees": {"tp": 2},
+        "implementation": "transformers",
+        "packed": True,
+        "checkpointing": "full",
+        "sequence": True,
+    },
+    "sequence-adapters-tp2": {
+        "model": "llama-2",
+        "degrees": {"tp": 2},
+        "implementation": "transformers",
+        "lora": True,
+        "sequence": True,
+    },
     "exported-pp2": {"model": "moonlight-moe", "degrees": {"pp": 2}, "export": "exported"},
     "exported-sight-pp2": {"model": "kimi-2.5", "degrees": {"pp": 2}, "export": "exported-sight"},
     "exported-generic-pp2": {

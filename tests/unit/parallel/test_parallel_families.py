@@ -198,6 +198,20 @@ def test_one_matrix_for_embedding_and_head_is_cut_by_transformers_code_alone():
         check_layout(tied, parallel, 2, implementation="native")
 
 
+def test_rows_are_divided_where_layers_alone_see_hidden_states():
+    rows, ranks = ModelConfig(sequence_parallel=True), ParallelConfig(tp=2)
+    check_trainable(transformers.MistralConfig(**DENSE), rows, ranks, 2)
+    check_trainable(qwen3(), rows, ranks, 2)  # torchtitan's, which always divides them
+    seeing = transformers.Qwen3VLConfig(
+        text_config=DENSE, vision_config={"deepstack_visual_indexes": [0]}
+    )
+    check_trainable(seeing, rows, ParallelConfig(), 2)
+    with pytest.raises(MeshError, match="sequence_parallel: in qwen3_vl more than layers"):
+        check_trainable(seeing, rows, ranks, 2)
+    with pytest.raises(ValueError, match="sequence_parallel are not compiled"):
+        ModelConfig(sequence_parallel=True, compile="aot_eager")
+
+
 def seeing_qwen(**ties):
     whole = {name: ties[name] for name in ("tie_word_embeddings",) if name in ties}
     words = DENSE | {"tie_word_embeddings": ties.get("words", False)}

@@ -66,6 +66,15 @@ def may_be_cut(settings: Any, model_type: str, *, is_text: bool) -> bool:
     return is_text or model_type in (ROTARY_TYPES | COUNTING_TYPES) - _MASKS_BY_PICTURES
 
 
+def layers_alone(config: "PretrainedConfig") -> bool:
+    """Whether hidden states of a decoder are seen by its layers and its norm alone."""
+    settings: Any = config.get_text_config()
+    vision: Any = getattr(config, "vision_config", None)
+    enters_layers = bool(getattr(vision, "deepstack_visual_indexes", None))
+    is_known = bool(pipeline_modules(settings)) and settings.model_type not in _NOT_CUT
+    return is_known and not enters_layers
+
+
 def uncuttable(config: "PretrainedConfig", parallel: ParallelConfig) -> Iterator[str]:
     """Yield what keeps a model of transformers from being cut into so many stages."""
     settings: Any = config.get_text_config()

@@ -25,6 +25,7 @@ from cosmos_parallel.expert_stacks import (
 )
 from cosmos_parallel.families import tensor_plan
 from cosmos_parallel.lora import layers_to_split
+from cosmos_parallel.sequence_parallel import divide_rows
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -39,12 +40,15 @@ _NOT_SPLIT = (None, "embedding_rowwise", "moe_identity_expert")
 _WRITTEN_TO = ".shared_expert.down_proj"
 
 
-def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
+def apply_tensor_plan(
+    model: "PreTrainedModel", mesh: "DeviceMesh", *, rows_too: bool = False
+) -> None:
     """Split the matrices of a model as its ``tp_plan`` says, in place; every rank calls.
 
     Args:
         model: whole, the same on every rank.
         mesh: 1-D.
+        rows_too: divide rows between the parts of a layer; see `divide_rows`.
 
     Raises:
         MeshError: if the plan has a style that is not known here, or leaves out what ranks must do
@@ -71,6 +75,8 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
                 _split(layer, mesh, _style(plan[_pattern(name)]))
             if name.endswith(_WRITTEN_TO):
                 give_own_output(module)
+    if rows_too:
+        divide_rows(model, mesh)
 
 
 def _plan_of(model: "PreTrainedModel", num_ranks: int) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.rope_length import hold_length
+from cosmos_parallel.sequence_parallel import check_rows
 from cosmos_parallel.sharding import mixed_precision_error, shard_module
 from cosmos_parallel.staged import load_staged
 from cosmos_parallel.titan import prepare
@@ -77,6 +78,9 @@ class ModelConfig:
         context_length: tokens of the longest sequence, for models whose rotary embedding goes by it
             (LongRoPE, dynamic scaling), as ``max_model_len`` is for vLLM; 0 is what vLLM takes by
             itself. With ``None`` each pass goes by its own longest position, as in transformers.
+        sequence_parallel: under ``tp``, have each rank of transformers' implementation keep a
+            stretch of every row between the parts of a layer, as torchtitan's always does: less
+            memory for activations, and half as much more communication.
     """
 
     dtype: DtypeName = "float32"
@@ -90,6 +94,7 @@ class ModelConfig:
     value_head: bool = False
     freeze: tuple[str, ...] = ()
     context_length: int | None = None
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Refuse unknown names, a length below 0, and to have torchtitan's modules changed."""
@@ -101,6 +106,8 @@ class ModelConfig:
         check_choice("implementation", self.implementation, Implementation)
         if self.context_length is not None and self.context_length < 0:
             raise ValueError(f"context_length is {self.context_length}; it must be 0 or more")
+        if self.sequence_parallel and self.compile != "none":
+            raise ValueError("compile: layers with sequence_parallel are not compiled; take one")
         if self.implementation == "native" and self.changes:
             raise ValueError(
                 f"implementation is 'native', which has no {' and no '.join(self.changes)}: "
@@ -205,7 +212,10 @@ def check_trainable(
             "its tokens see those behind them, and have no log-probabilities"
         )
     wanted = config.wanted_implementation
-    check_layout(hf_config, parallel, world_size, implementation=wanted)
+    resolved = check_layout(hf_config, parallel, world_size, implementation=wanted)
+    chosen = choose_implementation(hf_config, resolved, wanted)
+    if config.sequence_parallel and resolved.tp > 1 and chosen == "transformers":
+        check_rows(hf_config)
 
 
 def chosen_implementation(
@@ -271,7 +281,7 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if mesh.dims is not None and mesh.config.tp > 1:
-        apply_tensor_plan(model, mesh.dims.get_mesh("tp"))
+        apply_tensor_plan(model, mesh.dims.get_mesh("tp"), rows_too=config.sequence_parallel)
     is_divided = context is not None or mesh.config.pp > 1
     hold_length(model, config.context_length, is_divided=is_divided)
     if context is not None:
