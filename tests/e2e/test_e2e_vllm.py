@@ -132,6 +132,8 @@ def test_engines_that_hang_and_kills_lose_nothing(runner: Runner) -> None:
     # one that is begun anew takes many steps while the other still hangs in a load
     run = runner.start(*VLLM, "trainer.steps=4000", *deadlines)
     run.wait_for(lambda: run.steps_done() >= 3)
+    # an engine that hangs in its start has longer to go on
+    run.wait_for(lambda: len({record["replica"] for record in run.metrics("rollout")}) == 2)
     hanging = [run.child(name) for name in ("rollout-0", "rollout-1")]
     stop_engines(run)
     run.wait_for(lambda: not any(map(is_alive, hanging)))  # who hangs is killed, or ends itself
