@@ -17,6 +17,7 @@ from cosmos_parallel import (
     supported_models,
 )
 from cosmos_parallel.families import choose_implementation, generic_axes, native_refusal
+from cosmos_parallel.models import chosen_implementation
 
 DENSE = {
     "vocab_size": 64,
@@ -351,8 +352,7 @@ def test_transformers_models_have_a_value_head_under_their_axes(axis):
     parallel = ParallelConfig(**{axis: 2})
     mistral = transformers.MistralConfig(**DENSE)
     check_trainable(mistral, ModelConfig(value_head=True), parallel, 2)
-    if axis != "pp":
-        check_trainable(qwen3(), ModelConfig(value_head=True, lora=LoraConfig()), parallel, 2)
+    check_trainable(qwen3(), ModelConfig(value_head=True, lora=LoraConfig()), parallel, 2)
 
 
 @pytest.mark.parametrize(
@@ -360,9 +360,10 @@ def test_transformers_models_have_a_value_head_under_their_axes(axis):
     [ModelConfig(lora=LoraConfig()), ModelConfig(low_precision=LowPrecisionConfig())],
     ids=["adapters", "8 bits"],
 )
-def test_adapters_and_8_bits_are_not_divided_among_stages(held):
-    with pytest.raises(MeshError, match="pp 2: adapters and 8-bit products are not divided"):
-        check_trainable(transformers.MistralConfig(**DENSE), held, ParallelConfig(pp=2), 2)
+def test_adapters_and_8_bits_are_divided_among_stages(held):
+    mistral, parallel = transformers.MistralConfig(**DENSE), ParallelConfig(pp=2)
+    check_trainable(mistral, held, parallel, 2)
+    assert chosen_implementation(mistral, held, parallel) == "transformers"
 
 
 @pytest.mark.parametrize(
