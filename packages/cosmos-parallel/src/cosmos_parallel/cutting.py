@@ -61,18 +61,25 @@ def may_be_cut(settings: Any, model_type: str, *, is_text: bool) -> bool:
         model_type: of the whole model.
         is_text: whether the whole is a decoder of text.
     """
-    if not pipeline_modules(settings) or settings.model_type in _NOT_CUT:
+    if not _is_of_layers(settings):
         return False
     return is_text or model_type in (ROTARY_TYPES | COUNTING_TYPES) - _MASKS_BY_PICTURES
 
 
 def layers_alone(config: "PretrainedConfig") -> bool:
     """Whether hidden states of a decoder are seen by its layers and its norm alone."""
-    settings: Any = config.get_text_config()
+    return _is_of_layers(config.get_text_config()) and not _num_entered(config)
+
+
+def _is_of_layers(settings: Any) -> bool:
+    """Whether a decoder says that its layers alone work on hidden states, and they do."""
+    return bool(pipeline_modules(settings)) and settings.model_type not in _NOT_CUT
+
+
+def _num_entered(config: "PretrainedConfig") -> int:
+    """Return how many layers what is seen enters, besides the embedding."""
     vision: Any = getattr(config, "vision_config", None)
-    enters_layers = bool(getattr(vision, "deepstack_visual_indexes", None))
-    is_known = bool(pipeline_modules(settings)) and settings.model_type not in _NOT_CUT
-    return is_known and not enters_layers
+    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
 def uncuttable(config: "PretrainedConfig", parallel: ParallelConfig) -> Iterator[str]:
@@ -80,8 +87,7 @@ def uncuttable(config: "PretrainedConfig", parallel: ParallelConfig) -> Iterator
     settings: Any = config.get_text_config()
     if getattr(config, "quantization_config", None) is not None:
         yield f"pp {parallel.pp} does not divide weights of few bits"
-    vision: Any = getattr(config, "vision_config", None)
-    seen_by = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    seen_by = _num_entered(config)
     first = -(-settings.num_hidden_layers // parallel.num_stages)
     if seen_by > first:
         yield (

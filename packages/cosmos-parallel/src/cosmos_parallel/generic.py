@@ -10,8 +10,6 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
 )
 
 from cosmos_parallel.errors import MeshError
@@ -26,6 +24,7 @@ from cosmos_parallel.expert_stacks import (
 from cosmos_parallel.families import tensor_plan
 from cosmos_parallel.lora import layers_to_split
 from cosmos_parallel.sequence_parallel import divide_rows
+from cosmos_parallel.split_layers import norm_of_parts, split_layer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -72,7 +71,7 @@ def apply_tensor_plan(
             sum_gradient_of_last(module, mesh, model.config.get_text_config().qk_rope_head_dim)
         else:
             for layer in layers_to_split(_linear_within(module), plan[_pattern(name)]):
-                _split(layer, mesh, _style(plan[_pattern(name)]))
+                split_layer(layer, mesh, _style(plan[_pattern(name)]))
             if name.endswith(_WRITTEN_TO):
                 give_own_output(module)
     if rows_too:
@@ -176,14 +175,6 @@ def _check_heads(name: str, attention: nn.Module, num_ranks: int) -> None:
             )
 
 
-def _split(layer: nn.Module, mesh: "DeviceMesh", style: ParallelStyle) -> None:
-    """Split a layer; what is frozen stays so, also where torch makes its parameters anew."""
-    is_trained = {name: p.requires_grad for name, p in layer.named_parameters()}
-    parallelize_module(layer, mesh, style)
-    for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(is_trained[name])
-
-
 def _style(name: str) -> ParallelStyle:
     match name:
         case "colwise":
@@ -195,8 +186,6 @@ def _style(name: str) -> ParallelStyle:
         case "rowwise_split_input":
             return RowwiseParallel(input_layouts=Replicate())
         case "replicated_with_grad_allreduce":
-            # a norm over the last dim; whichever other dim is said to be split, it is local, and
-            # the gradient of its weight is summed
-            return SequenceParallel(sequence_dim=1, use_local_output=True)
+            return norm_of_parts()
         case _:
             raise MeshError(f"tp: this model splits by {name}, which is not supported")

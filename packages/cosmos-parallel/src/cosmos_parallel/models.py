@@ -213,8 +213,8 @@ def check_trainable(
         )
     wanted = config.wanted_implementation
     resolved = check_layout(hf_config, parallel, world_size, implementation=wanted)
-    chosen = choose_implementation(hf_config, resolved, wanted)
-    if config.sequence_parallel and resolved.tp > 1 and chosen == "transformers":
+    rows_too = config.sequence_parallel and resolved.tp > 1
+    if rows_too and chosen_implementation(hf_config, config, resolved) == "transformers":
         check_rows(hf_config)
 
 

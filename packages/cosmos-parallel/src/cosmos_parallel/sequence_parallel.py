@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.nn import functional
 
 from cosmos_parallel.cutting import layers_alone
 from cosmos_parallel.errors import MeshError
+from cosmos_parallel.sequences import joined
+from cosmos_parallel.split_layers import norm_of_parts, split_layer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -68,13 +69,9 @@ def _has_matrices(part: nn.Module) -> bool:
 
 
 def _divide_norm(part: nn.Module, mesh: "DeviceMesh") -> None:
-    """Have a norm's gradient be summed over what ranks have of rows; what is frozen stays so."""
-    is_trained = {name: p.requires_grad for name, p in part.named_parameters()}
-    if not is_trained:
-        return
-    parallelize_module(part, mesh, SequenceParallel(sequence_dim=1, use_local_output=True))
-    for name, parameter in part.named_parameters():
-        parameter.requires_grad_(is_trained[name])
+    """Have a norm's gradient be summed over what ranks have of rows."""
+    if next(part.parameters(), None) is not None:
+        split_layer(part, mesh, norm_of_parts())
 
 
 class _RowHooks:
@@ -179,8 +176,6 @@ def _own(whole: Tensor, share: int, group: dist.ProcessGroup) -> Tensor:
 
 def _all(stretch: Tensor, length: int, group: dist.ProcessGroup) -> Tensor:
     """Return ``[B, length, D]`` of all ranks' ``[B, share, D]``."""
-    parts = [torch.empty_like(stretch) for _ in range(group.size())]
-    dist.all_gather(parts, stretch.contiguous(), group=group)
-    whole = torch.cat(parts, dim=1)
+    whole = joined(stretch, group)
     # no view: a pipeline lets go of what a stage has returned in place
     return whole if whole.shape[1] == length else whole[:, :length].clone()

@@ -17,9 +17,7 @@ class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stretch: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        parts = [torch.empty_like(stretch) for _ in range(group.size())]
-        dist.all_gather(parts, stretch.contiguous(), group=group)
-        return torch.cat(parts, dim=1)
+        return joined(stretch, group)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
@@ -27,6 +25,13 @@ class _GatherSequence(torch.autograd.Function):
         whole = grad_outputs[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(whole, group=ctx.group)
         return whole.chunk(ctx.group.size(), dim=1)[ctx.group.rank()].contiguous(), None
+
+
+def joined(stretch: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return ``[B, T, ...]`` from every rank's ``[B, T / ranks, ...]``, without gradient."""
+    parts = [torch.empty_like(stretch) for _ in range(group.size())]
+    dist.all_gather(parts, stretch.contiguous(), group=group)
+    return torch.cat(parts, dim=1)
 
 
 def gather_sequence(stretch: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -248,10 +248,10 @@ def load_staged(
             units.append(head)  # called when the stage has run
         shard_module(stage, mesh, blocks=units, compute_dtype=compute_dtype)
         keep_gathered(stage)
-        apart = {f"{name}.weight" for name, part in model.named_modules() if part is head}
-        fill_parts(
-            model, path, mesh.process.device, apart=apart if is_tied(model.config) else set()
-        )
+        apart: set[str] = set()
+        if is_tied(model.config):
+            apart = {f"{name}.weight" for name, part in model.named_modules() if part is head}
+        fill_parts(model, path, mesh.process.device, apart=apart)
         stages[index] = stage
     check_trained(stages, mesh)
     own = next(next(iter(stages.values())).parameters()).dtype
