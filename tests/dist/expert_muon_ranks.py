@@ -73,4 +73,4 @@ def work(rank: int, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(work, args=(Path(sys.argv[1]),), nprocs=4)
+    mp.start_processes(work, args=(Path(sys.argv[1]),), nprocs=4, start_method="fork")

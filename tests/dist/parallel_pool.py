@@ -42,9 +42,9 @@ NUM_STEPS = 3
 TIMEOUT_S = 300
 # rows and columns of the micro-batches of a step: lengths that no number of ranks divides, and few
 # of them, as DTensor works out anew how each operation is divided for each
-SHAPES = ((2, 13), (1, 14), (2, 13), (1, 14), (2, 13))
+SHAPES = ((2, 13), (1, 14), (2, 13))
 # where columns added to a row would be rounded with it
-EVEN = ((2, 14),) * 5
+EVEN = ((2, 14),) * 3
 # what the ranks of a case do: with the case and the directory, on each rank
 Work = Callable[[dict, Path, ProcessContext], object]
 

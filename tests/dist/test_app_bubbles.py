@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_runs import preloader
+
+from cosmos_app.fork_orders import PRELOADER
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -19,7 +22,7 @@ def test_real_runs_keep_the_bound_and_give_what_their_simulation_gives(tmp_path:
     options = ["--quick", "--out", str(tmp_path / "out"), "--json", str(numbers)]
     done = subprocess.run(
         [sys.executable, str(script), *options],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", PRELOADER: preloader()},
         capture_output=True,
         text=True,
         timeout=500,

@@ -2,7 +2,7 @@
 
 Their steps are those of one process.
 
-CI runs four layouts; ``--parallel-axes all`` runs all.
+CI runs a choice of layouts; ``--parallel-axes all`` runs all.
 """
 
 import json

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked_runs import preloader
 from process_trees import run_ranks
 from processes import parent_of, title_of
 
 pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
 
+from cosmos_app.fork_orders import PRELOADER
 from cosmos_app.wfm.disaggregated.trainer import ReplicaLostError
 from cosmos_app.wfm.running import train
 from cosmos_core.config import config_to_json
@@ -213,7 +215,9 @@ def run_all(recipes, root, *, num_ranks):
     for name, each in recipes.items():
         (root / f"{name}.json").write_text(config_to_json(each))
     arguments = [(rank, num_ranks, root, *recipes) for rank in range(num_ranks)]
-    run_ranks(RANK, root, arguments, DEADLINE_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PRELOADER, preloader())
+        run_ranks(RANK, root, arguments, DEADLINE_S)
     return recipes
 
 

@@ -277,7 +277,9 @@ print(tensor.is_pinned())
     assert done.stdout.split() == ["True", "True", "True", "False"], done.stderr
 
 
-def test_the_benchmark_of_training_has_both_arms_on_the_device():
+def test_the_benchmark_of_training_has_both_arms_on_the_device(request):
+    if request.config.getoption("--parallel-axes") != "all":
+        pytest.skip("a minute or more: with --parallel-axes all, and by `make bench-gpu`")
     script = ROOT / "benchmarks" / "training_titan.py"
     done = subprocess.run(
         [sys.executable, str(script), "--quick", "--attention", "sdpa"],

@@ -379,9 +379,7 @@ IN_CI = {
     ("llama-2", "fsdp4"),
     ("llama-3", "tp2"),
     ("qwen-2.5", "pp2"),
-    ("qwen-2.5-vl", "tp2-cp2"),
     ("qwen-2.5-vl", "pp4"),
-    ("qwen-2.5-vl", "fsdp2-tp2-pp2"),
     ("qwen-3", "pp2-zero-bubble"),
     ("qwen-3", "tp2-cp2-interleaved"),
     ("qwen-3-tied", "cp2"),
@@ -394,22 +392,15 @@ IN_CI = {
     ("moonlight-moe", "ep2-pp2"),
     ("kimi-2.5", "fsdp2-tp2-ep2-pp2"),
     ("muse-glimmer", "fsdp2-cp2"),
-    ("gpt-oss", "fsdp2-tp2-ep4"),
-    ("qwen-3.5", "tp2-cp2-interleaved"),
     ("qwen-3.5-moe", "fsdp2-cp2-ep2"),
-    ("mistral", "tp2-cp2"),
     ("mistral", "pp2-zero-bubble"),
     ("phi", "pp2-interleaved"),
     ("gemma-3", "tp2-cp2"),
     ("phi-3", "tp2"),
-    ("apertus", "tp2"),
     ("gemma2", "cp2"),
-    ("mixtral", "tp2-cp2"),
     ("glm4_moe_lite", "fsdp2-tp2"),
     ("glm4_moe", "fsdp2-pp2"),
-    ("llama-4", "fsdp2-tp2"),
     ("longcat", "tp2"),
-    ("inkling", "tp2"),
 }
 SEEING = frozenset({"kimi-2.5", "muse-glimmer", "qwen-3.5", "qwen-3.5-moe"})
 TABLE = [
@@ -597,8 +588,14 @@ EXTRA = {
         "export": "exported-tied",
     },
 }
-# tens of seconds of torch's compiler each
-LONG = {"compiled-native-tp2", "compiled-transformers-fsdp2", "compiled-transformers-tp2"}
+# tens of seconds each, of torch's compiler or of DTensor, beside rows of the same code
+LONG = {
+    "adapters-tp2-cp2",
+    "compiled-native-tp2",
+    "compiled-transformers-fsdp2",
+    "compiled-transformers-tp2",
+    "sequence-mixtral-tp2",
+}
 
 
 def selected(option: str) -> list[tuple[str, str]]:

@@ -109,7 +109,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     rows = [{"prompt": QUESTION, "answer": colour[0], **sight} for colour, sight in sights]
     data = write_rows(folder / "rows.jsonl", rows)
     started = start_seeing(
-        Runner(folder),
+        Runner(folder, forks=True),
         f"model.path={model}",
         f"data.path={data}",
         f"data.held_out_path={data}",
@@ -173,7 +173,6 @@ def test_people_are_shown_the_pictures_too(run: Run) -> None:
 
 
 def test_a_teacher_beside_the_rollouts_sees_what_they_saw(runner: Runner) -> None:
-    runner.forks = False  # its imports are others
     write_seeing_model(runner.folder / "model")
     write_seeing_model(runner.folder / "teacher", seed=1)
     rows = rows_of_two(runner.folder)
@@ -213,7 +212,6 @@ def test_a_teacher_beside_the_rollouts_sees_what_they_saw(runner: Runner) -> Non
 def test_a_policy_cut_into_stages_trains_on_pictures_and_is_served_as_it_is(
     runner: Runner,
 ) -> None:
-    runner.forks = False  # its imports are others
     write_seeing_model(runner.folder / "model")
     rows = rows_of_two(runner.folder)
     started = start_seeing(

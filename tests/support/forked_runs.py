@@ -15,14 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
 from cosmos_app.children import QUIET
-from cosmos_app.fork_orders import PRELOADER, Began, Ended, Order
+from cosmos_app.fork_orders import PRELOADER, PRELOADER_OF_VLLM, Began, Ended, Order
 from cosmos_app.parent import as_parent
-from cosmos_app.replica_modules import TRAINING, of_models
+from cosmos_app.replica_modules import ENGINES, TRAINING, of_models
 from cosmos_rollout import cpu_environment
 
 MODULES = (
@@ -40,19 +41,30 @@ MODULES = (
     "matplotlib.pyplot",
     "torch.utils.tensorboard",
 )
+WITH_VLLM = (
+    "cosmos_app.cli",
+    "cosmos_app.roles.rollout",
+    "cosmos_app.roles.teacher",
+    *ENGINES["vllm"],
+)
 _LONGEST_IMPORTS_S = 240.0
 
 
 @functools.cache
-def preloader() -> str:
-    """Return the socket of who has imported everything; it ends with this process."""
+def preloader(modules: Sequence[str] = MODULES, first: str = "") -> str:
+    """Return the socket of who has imported all of some modules; it ends with this process.
+
+    Args:
+        modules: what it imports.
+        first: where it imports from, as in ``PYTHONPATH``, before this process's own places.
+    """
     path = Path(tempfile.mkdtemp(prefix="preloader-")) / "socket"
     process = subprocess.Popen(
-        [sys.executable, "-m", "cosmos_app.preloading", str(path), *MODULES],
+        [sys.executable, "-m", "cosmos_app.preloading", str(path), *modules],
         stdin=subprocess.DEVNULL,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONPATH": os.pathsep.join(filter(None, [first, *sys.path])),
             **QUIET,
             **cpu_environment(),
             "OMP_NUM_THREADS": "1",
@@ -95,8 +107,11 @@ class ForkedCommand:
         self._log = log
         self._text = b""
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(preloader())
-        environment = {**env, PRELOADER: preloader()}
+        first = env.get("PYTHONPATH", "")
+        environment = {**env, PRELOADER: preloader(MODULES, first)}
+        if find_spec("vllm") is not None:
+            environment[PRELOADER_OF_VLLM] = preloader(WITH_VLLM, first)
+        self._connection.connect(environment[PRELOADER])
         order = Order(0, list(argv), environment, str(log), str(cwd))
         self._connection.sendall(msgspec.json.encode(order) + b"\n")
         answer = self._hear(60.0)

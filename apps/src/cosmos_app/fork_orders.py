@@ -8,6 +8,8 @@ FORKED = "cosmos_app"
 PRELOADER = "COSMOS_PRELOADER"
 """Environment variable that names the socket of one that has imported everything already."""
 
+PRELOADER_OF_VLLM = "COSMOS_PRELOADER_VLLM"
+"""Likewise, of one that has vLLM too, for replicas with it; without, the other forks them too."""
 
 FORKED_AS = "COSMOS_FORKED_AS"
 """Environment variable with the id of a process that was forked; what it starts sees it too."""

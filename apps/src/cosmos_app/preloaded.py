@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from cosmos_app.fork_orders import FORKED, PRELOADER, Began, Ended, Order, Unfit
+from cosmos_app.fork_orders import FORKED, PRELOADER, PRELOADER_OF_VLLM, Began, Ended, Order, Unfit
 from cosmos_app.parent import as_parent
 
 _ROLES = frozenset({"policy", "rollout", "teacher", "warmup", "learner", "wfm"})
@@ -52,10 +52,12 @@ class Shared:
         modules: what it imports, ``module`` or ``module:name`` for one that imports its names when
             they are asked for. What cannot be imported is left out.
         roles: those of the replicas, as the command line has them.
+        with_vllm: whether vLLM is among the modules.
     """
 
     modules: Sequence[str]
     roles: frozenset[str] = _ROLES
+    with_vllm: bool = False
 
 
 class ForkedProcess:
@@ -99,7 +101,9 @@ class Preloaded:
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
         self._roles = shared.roles
-        found = _connected(os.environ.get(PRELOADER))
+        of_all = os.environ.get(PRELOADER)
+        path = os.environ.get(PRELOADER_OF_VLLM, of_all) if shared.with_vllm else of_all
+        found = _connected(path)
         self._socket = found or self._begin(shared.modules, environment)
         self._is_lost = False
         self._connecting = asyncio.Lock()

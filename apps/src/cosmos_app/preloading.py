@@ -12,7 +12,8 @@ fork.
 
 WHERE is the number of an open socket to the launcher, or the path of one to be made. The latter is
 for who starts runs all day: it forks a process like this one for each that comes. Runs find it by
-``COSMOS_PRELOADER=PATH``, and begin without imports. It has to be of the same code and environment.
+``COSMOS_PRELOADER=PATH``, and begin without imports; replicas with vLLM come from that of
+``COSMOS_PRELOADER_VLLM=PATH`` where there is one. They have to be of the same code and environment.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from cosmos_app.recipe import LaunchConfig, Recipe
 
 TRAINING = ("torchtitan.distributed", "transformers.models.auto.modeling_auto", "peft")
 _TINY = "qwen3"
-_ENGINES = {
+ENGINES = {
     "transformers": ("cosmos_rollout.engines.transformers_engine",),
     "vllm": (
         "cosmos_rollout.engines.vllm_engine",
@@ -59,10 +59,10 @@ def _shared(roles: Set[str], engines: Mapping[str, str], models: Sequence[str]) 
         "cosmos_app.cli",
         *(_ROLES[role] for role in sorted(roles) if role in _ROLES),
         *(TRAINING if "policy" in roles else ()),
-        *(module for kind in sorted(kinds) for module in _ENGINES.get(kind, ())),
+        *(module for kind in sorted(kinds) for module in ENGINES.get(kind, ())),
         *models,
     )
-    return Shared(modules=modules, roles=frozenset(roles))
+    return Shared(modules=modules, roles=frozenset(roles), with_vllm=_APART in kinds)
 
 
 def is_wanted(launch: LaunchConfig) -> bool:

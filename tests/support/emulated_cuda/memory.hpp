@@ -5,7 +5,8 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 #include <unistd.h>
 
 #include <array>
