@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+from cosmos_app.gpu_answers import answering_for_gpus
+
+torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
 # A torch without CUDA fails where one with it would start it.
@@ -40,28 +42,26 @@ except AssertionError as error:
 WITHOUT = "Torch not compiled with CUDA enabled"
 
 
-def imports(folder: Path, gpus: str) -> subprocess.CompletedProcess[str]:
-    """What a process prints that imports what asks, beside a command that tells of GPUs."""
+def have_told(folder: Path, gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a command there that tells of GPUs."""
     command = folder / "nvidia-smi"
     command.write_text(f"#!/bin/sh\nprintf '{gpus}'\n")
     command.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    return subprocess.run(
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_name_and_capability_are_told_without_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_told(tmp_path, "NVIDIA H200, 9.0\\nNVIDIA H200, 9.0\\n", monkeypatch)
+    done = subprocess.run(
         [sys.executable, "-c", _IMPORTING],
-        env=environment,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-
-
-def test_name_and_capability_are_told_without_cuda(tmp_path: Path) -> None:
-    done = imports(tmp_path, "NVIDIA H200, 9.0\\nNVIDIA H200, 9.0\\n")
     assert done.stdout.splitlines() == [
         "NVIDIA H200 (9, 0)",
         "1",
@@ -75,7 +75,10 @@ def test_name_and_capability_are_told_without_cuda(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "gpus", ["", "NVIDIA H200, 9.0\\nNVIDIA L4, 8.9\\n", "No devices were found\\n", "?, [N/A]\\n"]
 )
-def test_without_one_answer_torch_is_asked(gpus: str, tmp_path: Path) -> None:
-    done = imports(tmp_path, gpus)
-    assert WITHOUT in done.stderr
-    assert "kernels" in done.stderr
+def test_without_one_answer_torch_is_asked(
+    gpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_told(tmp_path, gpus, monkeypatch)
+    asked = torch.cuda.get_device_properties, torch.cuda.current_device
+    with answering_for_gpus():
+        assert (torch.cuda.get_device_properties, torch.cuda.current_device) == asked
