@@ -21,6 +21,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="ci",
         help="layouts of test_parallel_axes: what CI runs, or every family under every layout",
     )
+    parser.addoption(
+        "--thorough", action="store_true", help="also tests marked thorough, which CI leaves out"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is thorough, unless it is asked for."""
+    if config.getoption("--thorough"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -82,7 +82,9 @@ def run(ranks: int, mode: str, folder: Path) -> dict:
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("mode", ["token_mean", "sequence_mean"])
+@pytest.mark.parametrize(
+    "mode", ["token_mean", pytest.param("sequence_mean", marks=pytest.mark.thorough)]
+)
 def test_two_ranks_of_ddp_take_the_steps_of_one_process(mode, tmp_path):
     alone, together = run(1, mode, tmp_path), run(2, mode, tmp_path)
     assert together["losses"] == pytest.approx(alone["losses"], abs=1e-12)

@@ -227,8 +227,7 @@ def test_what_streams_leave_unordered_is_told(devices):
     devices.unlink()  # as it should be
 
 
-@pytest.mark.parametrize("tests", [ASKING, TAKING], ids=["asking", "taking"])
-def test_what_runs_on_a_device_passes_on_it(tests, tmp_path):
+def test_what_runs_on_a_device_passes_on_it(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -239,7 +238,8 @@ def test_what_runs_on_a_device_passes_on_it(tests, tmp_path):
         "-p",
         "no:cacheprovider",
     ]
-    command += [f"--basetemp={tmp_path / 'inner'}", *(str(ROOT / "tests" / test) for test in tests)]
+    command.append(f"--basetemp={tmp_path / 'inner'}")
+    command += [str(ROOT / "tests" / test) for test in (*ASKING, *TAKING)]
     environment = {name: value for name, value in os.environ.items() if "XDIST" not in name}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -248,6 +248,7 @@ def test_what_runs_on_a_device_passes_on_it(tests, tmp_path):
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_run_of_two_ranks_and_an_engine_has_a_device_for_each(tmp_path: Path):
     run = Runner(tmp_path).complete(
         *SMALL, "trainer.steps=3", "policy.ranks=2", "rollout.engine.device=cuda",
@@ -277,9 +278,8 @@ print(tensor.is_pinned())
     assert done.stdout.split() == ["True", "True", "True", "False"], done.stderr
 
 
-def test_the_benchmark_of_training_has_both_arms_on_the_device(request):
-    if request.config.getoption("--parallel-axes") != "all":
-        pytest.skip("a minute or more: with --parallel-axes all, and by `make bench-gpu`")
+@pytest.mark.thorough
+def test_the_benchmark_of_training_has_both_arms_on_the_device():
     script = ROOT / "benchmarks" / "training_titan.py"
     done = subprocess.run(
         [sys.executable, str(script), "--quick", "--attention", "sdpa"],

@@ -386,21 +386,15 @@ IN_CI = {
     ("qwen-3-tied", "fsdp2-zero-bubble"),
     ("gemma", "fsdp2-tp2-pp2"),
     ("mistral", "cp2-pp2"),
-    ("qwen-2.5-vl", "tp2-cp2-interleaved"),
     ("qwen-3-moe", "hsdp2x2-ep2"),
     ("moonlight-moe", "fsdp2-tp2-ep4"),
     ("moonlight-moe", "ep2-pp2"),
-    ("kimi-2.5", "fsdp2-tp2-ep2-pp2"),
     ("muse-glimmer", "fsdp2-cp2"),
-    ("qwen-3.5-moe", "fsdp2-cp2-ep2"),
     ("mistral", "pp2-zero-bubble"),
     ("phi", "pp2-interleaved"),
-    ("gemma-3", "tp2-cp2"),
     ("phi-3", "tp2"),
     ("gemma2", "cp2"),
-    ("glm4_moe_lite", "fsdp2-tp2"),
     ("glm4_moe", "fsdp2-pp2"),
-    ("longcat", "tp2"),
 }
 SEEING = frozenset({"kimi-2.5", "muse-glimmer", "qwen-3.5", "qwen-3.5-moe"})
 TABLE = [
@@ -591,9 +585,16 @@ EXTRA = {
 # tens of seconds each, of torch's compiler or of DTensor, beside rows of the same code
 LONG = {
     "adapters-tp2-cp2",
+    "adapters-tp2-zero-bubble",
+    "compiled-native-fsdp2",
     "compiled-native-tp2",
     "compiled-transformers-fsdp2",
     "compiled-transformers-tp2",
+    "packed-states-cp4",
+    "recomputed-tp2",
+    "sequence-adapters-tp2",
+    "sequence-gemma-fsdp2-tp2",
+    "sequence-mistral-tp2-pp2",
     "sequence-mixtral-tp2",
 }
 

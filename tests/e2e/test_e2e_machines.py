@@ -115,6 +115,7 @@ def test_a_job_goes_on_without_a_rollout_and_starts_again_without_a_policy(
     assert_carried(cluster, output, NUM_STEPS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cluster", [IPV6], indirect=True)
 def test_a_job_runs_where_machines_have_no_ipv4(cluster: Slurm, tmp_path: Path) -> None:
     output = tmp_path / "run"

@@ -209,6 +209,7 @@ def test_a_teacher_beside_the_rollouts_sees_what_they_saw(runner: Runner) -> Non
         )
 
 
+@pytest.mark.thorough
 def test_a_policy_cut_into_stages_trains_on_pictures_and_is_served_as_it_is(
     runner: Runner,
 ) -> None:

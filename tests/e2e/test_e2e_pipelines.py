@@ -65,7 +65,7 @@ def test_preferences_in_stages_go_on_from_a_checkpoint_as_one_process_does(
         trainer.close()
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_policy_in_stages_has_a_critic_and_a_reference_that_moves(
     runner: Runner, tmp_path: Path, tied: bool
 ) -> None:
@@ -109,6 +109,7 @@ def complete_ppo(runner: Runner, tmp_path: Path, setting: str) -> Path:
     return exported
 
 
+@pytest.mark.thorough
 def test_a_reward_model_in_stages_is_exported_with_the_layer_of_the_last(
     runner: Runner, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def reference_logprobs(
     return own, stale
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("sglang", marks=pytest.mark.thorough)])
 def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_them(
     engine: str, runner: Runner, tmp_path: Path
 ) -> None:
