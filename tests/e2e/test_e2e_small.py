@@ -265,6 +265,9 @@ def test_two_data_sets_are_trained_on_by_their_shares_and_measured_apart(
         "data.held_out=2",
         "reward.rewards=[{kind='exact'}, {kind='length', target=0, limit=32}]",
         "reward.sets={exact=['said', 'exam']}",
+        # a step has the eight prompts that were issued for it, and none that was faster
+        "staleness.depth=0",
+        "staleness.bound=0",
         "trainer.steps=3",
         flags=["--json"],
     )

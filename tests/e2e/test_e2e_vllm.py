@@ -175,13 +175,12 @@ def is_right(text: str) -> bool:
 
 def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Runner) -> None:
     runner.forks = False
-    # a quarter of its samples; the half that has all of a step's gains 0.25 to 0.34
-    run = runner.start("trainer.steps=240", "trainer.groups_per_step=32")
+    run = runner.start("trainer.steps=240")  # half of its own gains 0.25 to 0.34
     assert run.finish(deadline_s=1500) == 0, run.logs()
     report = run.report
     accuracies = {int(version): value for version, value in report["accuracies"].items()}
     assert max(accuracies) == report["steps"]
-    assert accuracies[max(accuracies)] - accuracies[0] >= 0.1
+    assert accuracies[max(accuracies)] - accuracies[0] >= 0.18
     assert report["num_loads"] > 1.5 * report["steps"]  # by both replicas; a newer one may overtake
     assert report["staleness"][1] <= 1
     assert 0 < report["publish_ms"][0] <= report["publish_ms"][1] < 1000
