@@ -30,9 +30,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is thorough, unless it is asked for."""
     if config.getoption("--thorough"):
         return
-    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    is_thorough = [item.get_closest_marker("thorough") is not None for item in items]
+    left_out = [item for item, thorough in zip(items, is_thorough, strict=True) if thorough]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    items[:] = [item for item, thorough in zip(items, is_thorough, strict=True) if not thorough]
 
 
 @pytest.hookimpl(optionalhook=True)
