@@ -55,7 +55,7 @@ def run_tree(
     with tempfile.TemporaryDirectory(prefix="script-") as folder:
         log, read = Path(folder, "log"), Path(folder, "given")
         read.write_text(given)
-        started = _start([str(script), *map(str, arguments)], log, read, environment or {})
+        started = _start([str(script), *map(str, arguments)], log, read, environment)
         code = _wait([started], deadline_s)[0]
         output = log.read_text(errors="replace")
     assert code == 0, output
@@ -108,16 +108,18 @@ def _start(
     command: Sequence[str], log: Path, given: Path, environment: Mapping[str, str] | None = None
 ) -> BaseProcess | subprocess.Popen[bytes]:
     """Have a script run in a session of its own, which writes into a log."""
-    context, forked_with = _forking()
-    if not environment and _read_by_imports() == forked_with:
-        arguments = (command, str(log), str(given), {**os.environ, **_added()})
-        process = context.Process(target=_run_forked, args=arguments)
-        process.start()
-        return process
+    whole = {**os.environ, **_added(), **(environment or {})}
+    if not environment:
+        context, forked_with = _forking()
+        if _read_by_imports() == forked_with:
+            arguments = (command, str(log), str(given), whole)
+            process = context.Process(target=_run_forked, args=arguments)
+            process.start()
+            return process
     with log.open("wb") as output, given.open("rb") as read:
         return subprocess.Popen(
             [sys.executable, "-c", _START, *command],
-            env={**os.environ, **_added(), **(environment or {})},
+            env=whole,
             stdin=read,
             stdout=output,
             stderr=output,
