@@ -225,7 +225,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="two arms, once, for a few seconds")
     parser.add_argument("--seeds", default="0,1,2", help="of lengths; empty: no runs")
-    parser.add_argument("--seconds", type=float, default=13.0, help="measured in each run")
+    parser.add_argument("--seconds", type=float, default=11.0, help="measured in each run")
     parser.add_argument("--arms", default="", help="names with semicolons; all by default")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench/async", help="scratch")
     parser.add_argument("--json", type=Path, help="write every number here")
@@ -294,10 +294,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             asyncio.run(measure(options, server.url, results))
         finally:
             server.stop()
-    print(f"{time.monotonic() - started:.0f} s for the runs", flush=True)
     print(bubble_markdown(results))
     if not options.quick:
         print("\n" + many_markdown(simulate_many(options.replicas)))
+    print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":

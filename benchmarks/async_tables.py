@@ -134,6 +134,7 @@ def bubble_markdown(results: Sequence[Result]) -> str:
     parts = [_table(by_arm, _columns(baselines)), _table(by_arm, _detail())]
     if DEFAULT in by_arm:
         parts.append(_goals(by_arm[DEFAULT]))
+        parts.append(_simulated_beside_real(by_arm))
     return "\n\n".join(parts)
 
 
@@ -160,6 +161,26 @@ def _goals(results: Sequence[Result]) -> str:
     lines = ["| goal | median | worst |", "|---|---|---|"]
     for name, values, form in goals:
         lines.append(f"| {name} | {form(statistics.median(values))} | {form(max(values))} |")
+    return "\n".join(lines)
+
+
+def _simulated_beside_real(by_arm: Mapping[str, Sequence[Result]]) -> str:
+    """Return how far the simulator's medians are from those of the runs, by arm."""
+
+    def off(results: Sequence[Result], of: Callable[[Figures], float], *, share: bool) -> str:
+        real, predicted = (
+            statistics.median(of(figures) for figures in side)
+            for side in ([r.real for r in results], [r.predicted for r in results])
+        )
+        return _percent(abs(predicted / real - 1)) if share else f"{100 * (predicted - real):+.1f}"
+
+    lines = ["| simulated beside real | step | policy idle, points | rollout idle, points |"]
+    lines.append("|---|---|---|---|")
+    for arm, results in by_arm.items():
+        step = off(results, lambda f: f.step_s, share=True)
+        policy = off(results, lambda f: f.policy_idle, share=False)
+        rollout = off(results, lambda f: f.rollout_idle_tokens, share=False)
+        lines.append(f"| {arm} | {step} | {policy} | {rollout} |")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from measure import end_on_sigterm
-from rl_arms import ROOT, ArmResult, run_arm, shared_of, write_results
+from rl_arms import COSMOS_ARMS, ROOT, ArmResult, run_arm, shared_of, write_results
 from rl_tables import draw_curves, rl_markdown
 from workload import TASKS, prepare_workload
 
@@ -35,7 +35,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--recipe", type=Path, help="the task's by default")
     parser.add_argument("--quick", action="store_true", help="one short repeat, to see it work")
-    parser.add_argument("--arms", default="async,sync,trl", help="also: trl-2, on two threads")
+    parser.add_argument(
+        "--arms",
+        default="async,sync,trl",
+        help=f"of {', '.join(COSMOS_ARMS)}; trl has one thread, trl-2 two",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, help="optimizer steps; the recipe's by default")
     parser.add_argument("--rollouts", type=int, default=1, help="rollout replicas")
@@ -65,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         steps, repeats = QUICK_STEPS, 1
     shared = shared_of(path, recipe, task, steps=steps, rollouts=options.rollouts)
     out = options.out.resolve()
-    workload = prepare_workload(out / f"workload-{options.task}", task, recipe)
+    workload = prepare_workload(out / f"workload-{options.task}", recipe)
     results: list[ArmResult] = []
     for repeat in range(repeats):
         for arm in options.arms.split(","):

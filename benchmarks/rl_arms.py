@@ -24,10 +24,18 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 ROLLOUT_REPORT_S = 2.0
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_STEP_BY_STEP = "staleness={depth=0, bound=0}"
 COSMOS_ARMS: Mapping[str, tuple[str, ...]] = {
     "async": (),
-    "sync": ("staleness.depth=0", "staleness.bound=0"),
+    "sync": (_STEP_BY_STEP,),
+    "sync-colocated": (_STEP_BY_STEP, "rollout.colocate=keep"),
+    "block-4": ("staleness={depth=2, bound=4}",),
+    "block-2": ("staleness={depth=2, bound=2}",),
+    "drop-2": ("staleness={depth=2, bound=2, policy='drop'}",),
+    "count": ("staleness={depth=2, bound=4, policy='count'}",),
+    "window": ("staleness={depth=2, bound=4, policy='window'}",),
 }
+"""What an arm changes of the recipe, whose own depth and bound ``async`` has: one step off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,6 +215,8 @@ def cosmos_shares(report: Mapping[str, Any], records: Sequence[MetricRecord]) ->
         "staleness_mean": float(report["staleness"][0]),
         "staleness_max": float(report["staleness"][1]),
         "stall_ms": 1e3 * stalls[len(stalls) // 2],
+        "publish_ms": float(report["publish_ms"][0]),
+        "served_s": float(report["served_s"][0]),
     }
 
 

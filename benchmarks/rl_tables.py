@@ -20,7 +20,10 @@ def rl_markdown(shared: Shared, results: Sequence[ArmResult]) -> str:
     by_arm = {arm: [r for r in results if r.arm == arm] for arm in arms}
     parts = [
         _table(
-            ("arm", "samples/s", "s per step", "policy idle", "rollout idle", "staleness", "stall"),
+            (
+                *("arm", "samples/s", "s per step", "policy idle", "rollout idle", "staleness"),
+                *("stall", "publication, ms", "served after, s"),
+            ),
             [_speed_row(arm, shared, by_arm[arm]) for arm in arms],
         ),
         _table(
@@ -58,6 +61,8 @@ def _speed_row(arm: str, shared: Shared, results: Sequence[ArmResult]) -> list[s
         _share(results, "rollout_idle"),
         _share(results, "staleness_mean"),
         _share(results, "stall_ms", 1),
+        _share(results, "publish_ms", 1),
+        _share(results, "served_s"),
     ]
 
 

@@ -51,6 +51,15 @@ class Part:
 PARTS = (
     Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
     Part(
+        name="policies",
+        file="rl",
+        arguments=(
+            *("--arms", "sync-colocated,sync,async,block-2,block-4,drop-2,count,window"),
+            *("--steps", "120"),
+        ),
+        quick=("--arms", "sync-colocated,block-4,drop-2,count,window", "--quick"),
+    ),
+    Part(
         name="chains",
         file="rl",
         arguments=("--task", "chains", "--figure", str(HERE / "rl_chains.png")),

@@ -6,24 +6,23 @@ Made once and found again: arms differ in the system that trains, never in data 
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from chains import ChainConfig, chain_rows
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
+from cosmos_app.quickstart.arithmetic import write_rows
 from cosmos_app.quickstart.tiny_model import build_tiny_model
 from cosmos_app.recipe import Recipe, WarmupConfig
 
 IGNORED = -100
 SMOOTHING = 0.8
-HERE = Path(__file__).resolve().parent
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 Row = dict[str, str]
 
@@ -33,35 +32,19 @@ class Task:
     """What is learned.
 
     Attributes:
-        recipe: how, by default.
-        rows: makes the rows to train on and those held out.
-        settings: what the rows follow from.
+        recipe: how, and on what rows.
         targets: rewards whose times are compared.
         trl_micro_batch: samples that TRL trains on at once; of several tried, the fastest.
     """
 
     recipe: Path
-    rows: Callable[[Recipe], tuple[list[Row], list[Row]]]
-    settings: Callable[[Recipe], object]
     targets: tuple[float, ...]
     trl_micro_batch: int
 
 
 TASKS: Mapping[str, Task] = {
-    "sums": Task(
-        recipe=HERE.parent / "configs/quickstart.toml",
-        rows=lambda recipe: arithmetic_rows(recipe.data.arithmetic, recipe.seed),
-        settings=lambda recipe: recipe.data.arithmetic,
-        targets=(0.3, 0.4, 0.5),
-        trl_micro_batch=512,
-    ),
-    "chains": Task(
-        recipe=HERE / "chains.toml",
-        rows=lambda recipe: chain_rows(ChainConfig(), recipe.seed),
-        settings=lambda _: ChainConfig(),
-        targets=(0.18, 0.2, 0.25),
-        trl_micro_batch=64,
-    ),
+    "sums": Task(recipe=CONFIGS / "quickstart.toml", targets=(0.3, 0.4, 0.5), trl_micro_batch=512),
+    "chains": Task(recipe=CONFIGS / "chains.toml", targets=(0.18, 0.2, 0.25), trl_micro_batch=64),
 }
 
 
@@ -150,13 +133,13 @@ def _warm(workload: Workload, source: Path, warmup: WarmupConfig) -> PreTrainedM
     return model
 
 
-def prepare_workload(directory: Path, task: Task, recipe: Recipe) -> Workload:
-    """Make a task's data and the recipe's model in ``directory``, warmed; or find them there.
+def prepare_workload(directory: Path, recipe: Recipe) -> Workload:
+    """Make the recipe's data and its model in ``directory``, warmed; or find them there.
 
     Raises:
         ValueError: if ``directory`` holds the workload of other settings.
     """
-    settings = repr((recipe.model.tiny, task.settings(recipe), recipe.warmup, recipe.seed))
+    settings = repr((recipe.model.tiny, recipe.data, recipe.warmup, recipe.seed))
     wanted = Workload(
         train=directory / "train.jsonl",
         held_out=directory / "held_out.jsonl",
@@ -172,7 +155,7 @@ def prepare_workload(directory: Path, task: Task, recipe: Recipe) -> Workload:
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     started = time.monotonic()
-    train, held_out = task.rows(recipe)
+    train, held_out = recipe.data.generate(recipe.seed)
     write_rows(wanted.train, train)
     write_rows(wanted.held_out, held_out)
     texts = [json.dumps(row) for row in train + held_out]

@@ -1,11 +1,12 @@
-"""Where prompts come from: sums, a file, or several data sets of which each has its share."""
+"""Where prompts come from: made-up sums, a file, or several data sets that have shares."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from cosmos_app.data_sets import DataSetConfig, check_sets, shares_of
-from cosmos_app.quickstart.arithmetic import ArithmeticConfig
+from cosmos_app.quickstart.arithmetic import ArithmeticConfig, Row, arithmetic_rows
+from cosmos_app.quickstart.chains import ChainConfig, chain_rows
 from cosmos_app.ranges import require_at_least
 from cosmos_core.videos import VideoSampling
 from cosmos_rollout import RewardPoolConfig
@@ -33,6 +34,7 @@ class DataConfig:
             and no validation.
         video_sampling: which frames are shown of videos whose rows do not say it.
         arithmetic: the sums that are generated.
+        chains: chains of sums that are generated instead, worked out step by step.
     """
 
     path: Path | None = None
@@ -41,6 +43,7 @@ class DataConfig:
     held_out: int = 256
     video_sampling: VideoSampling = field(default_factory=VideoSampling)
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+    chains: ChainConfig | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts go together.
@@ -64,6 +67,16 @@ class DataConfig:
     def is_generated(self) -> bool:
         """Whether the prompts are sums."""
         return self.path is None and not self.sets
+
+    def generate(self, seed: int) -> tuple[list[Row], list[Row]]:
+        """Return the made-up rows to train on, and those held out.
+
+        Raises:
+            DataError: if there are not as many.
+        """
+        if self.chains is not None:
+            return chain_rows(self.chains, seed)
+        return arithmetic_rows(self.arithmetic, seed)
 
     @property
     def sources(self) -> tuple[Source, ...]:

@@ -8,7 +8,7 @@ from cosmos_app.data_config import DataConfig, Source
 from cosmos_app.errors import DataError
 from cosmos_app.prepare import RunFiles
 from cosmos_app.prompt_rows import prompt_rows, row_with_media_in
-from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
+from cosmos_app.quickstart.arithmetic import Row, write_rows
 from cosmos_app.recipe import Recipe
 from cosmos_core.turns import evenly_spread
 from cosmos_rollout import PromptFile, PromptMixture, PromptSet, PromptSource, data_set_of
@@ -22,10 +22,10 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
     Those to train on are written last: where they are, all is there.
 
     Raises:
-        DataError: if the recipe names a file that cannot be used.
+        DataError: if the recipe names a file that cannot be used, or more rows than can be made.
     """
     if recipe.data.is_generated:
-        train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
+        train, held_out = recipe.data.generate(recipe.seed)
     else:
         media = _media_of(files)
         divided = {s.name: _divided(s, recipe.data, media) for s in recipe.data.sources}

@@ -56,6 +56,7 @@ def _train(context: RunContext) -> Iterator[tuple[int, StepReport]]:
     batches = SftBatchConfig(
         batch_size=config.batch_size,
         max_tokens=context.recipe.trainer.tokens_per_batch,
+        layout="packed",
         bucket=1,
         seed=context.recipe.seed,
     )
