@@ -27,6 +27,14 @@ def test_a_missing_model_is_named_with_what_a_model_directory_is(runner: Runner)
     assert "Traceback" not in run.text
 
 
+def test_a_missing_data_file_is_named_and_leaves_nothing(runner: Runner) -> None:
+    run = runner.start(*SMALL, "data.path=no/such.jsonl")
+    assert run.finish() == 2
+    assert "no/such.jsonl" in run.text
+    assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
 def test_a_broken_data_line_is_named(runner: Runner, tmp_path: Path) -> None:
     data = tmp_path / "my.jsonl"
     data.write_text('{"prompt": "1+1=", "answer": "2"}\nnot json\n')

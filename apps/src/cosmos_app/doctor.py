@@ -53,6 +53,23 @@ def look_at_python() -> Finding:
     return Finding(name="python", state="ok", found=found)
 
 
+def look_at_temporary() -> Finding:
+    """A directory for temporary files: without one not even torch can be imported."""
+    try:
+        folder = tempfile.gettempdir()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"room")
+    except OSError as error:
+        return Finding(
+            name="temporary files",
+            state="problem",
+            found=str(error),
+            advice="set TMPDIR to a directory that can be written and has room; what "
+            "depends on it, from torch to the sandbox, can be looked at then",
+        )
+    return Finding(name="temporary files", state="ok", found=folder)
+
+
 def look_at_torch() -> Finding:
     """Torch, and the device it sees."""
     version = _version("torch")
@@ -91,6 +108,44 @@ def look_at_vllm() -> Finding:
     return Finding(name="vllm", state="ok", found=found)
 
 
+def _sees_gpu() -> bool:
+    if _version("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def look_at_compilers(sees_gpu: Callable[[], bool] = _sees_gpu) -> Finding:
+    """The compilers of C and C++ that Triton and torch call while a run goes on.
+
+    Without them a GPU has no kernels of Triton, which vLLM needs; on a CPU only layers that are
+    compiled do.
+
+    Args:
+        sees_gpu: whether there is a GPU; asked if one is missing.
+    """
+    wanted = (("CC", ("gcc", "clang")), ("CXX", ("g++",)))
+    found: list[str] = []
+    missing: list[str] = []
+    for variable, usual in wanted:
+        programs = (os.environ[variable],) if os.environ.get(variable) else usual
+        path = next(filter(None, map(shutil.which, programs)), None)
+        if path is None:
+            missing.append(f"no {' or '.join(programs)}")
+        else:
+            found.append(path)
+    if not missing:
+        return Finding(name="compilers", state="ok", found=", ".join(found))
+    return Finding(
+        name="compilers",
+        state="problem" if sees_gpu() else "warning",
+        found=", ".join(missing),
+        advice="install gcc and g++, or name others by CC and CXX: vLLM needs them on a GPU, and "
+        "model.training.compile everywhere",
+    )
+
+
 def look_at_memory() -> Finding:
     """Enough memory for two small vLLM engines and a trainer."""
     available_gib = _available_bytes() / _GIB
@@ -118,7 +173,17 @@ def _available_bytes() -> int:
 
 def look_at_disk() -> Finding:
     """Room for checkpoints where the command was called."""
-    free_gib = shutil.disk_usage(Path.cwd()).free / _GIB
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        advice = "change to a directory that is there"
+        return Finding(name="disk", state="problem", found="this directory is gone", advice=advice)
+    if not os.access(here, os.W_OK | os.X_OK):
+        advice = "change to a directory that you may write, or choose output=DIR elsewhere"
+        return Finding(
+            name="disk", state="warning", found=f"{here} cannot be written", advice=advice
+        )
+    free_gib = shutil.disk_usage(here).free / _GIB
     state: State = "ok" if free_gib >= _LEAST_DISK_GIB else "warning"
     advice = "" if state == "ok" else "free some space or choose output=DIR elsewhere"
     return Finding(name="disk", state=state, found=f"{free_gib:.1f} GiB free here", advice=advice)
@@ -221,11 +286,14 @@ def look_at_sandbox() -> Finding:
 _LOOKS: tuple[Callable[[], Finding], ...] = (
     look_at_python,
     look_at_packages,
-    look_at_torch,
-    look_at_vllm,
     look_at_memory,
     look_at_disk,
     look_at_shared_memory,
+)
+_LOOKS_WITH_TEMPORARY_FILES: tuple[Callable[[], Finding], ...] = (
+    look_at_torch,
+    look_at_vllm,
+    look_at_compilers,
     look_at_copies,
     look_at_redis,
     look_at_sandbox,
@@ -233,9 +301,14 @@ _LOOKS: tuple[Callable[[], Finding], ...] = (
 
 
 def findings() -> Iterator[Finding]:
-    """Look at everything, one finding at a time."""
+    """Look at everything, one finding at a time; at what writes temporary files if it can."""
     for look in _LOOKS:
         yield look()
+    temporary = look_at_temporary()
+    yield temporary
+    if temporary.state == "ok":
+        for look in _LOOKS_WITH_TEMPORARY_FILES:
+            yield look()
 
 
 def examine(*, as_json: bool) -> int:

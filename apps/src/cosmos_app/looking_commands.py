@@ -12,8 +12,8 @@ _KINDS = ("rl", "sft", "preference", "reward_model", "distillation", "wfm_sft", 
 def doctor(*, as_json: bool) -> None:
     """Check this machine; say what to do.
 
-    Looks at versions, devices, memory, disk, shared memory, Redis and vLLM. Exit code 0 when a run
-    can start here, 1 otherwise.
+    Looks at versions, devices, memory, disk, shared memory, compilers, Redis and vLLM. Exit code 0
+    when a run can start here, 1 otherwise.
     """
     from cosmos_app.doctor import examine
 

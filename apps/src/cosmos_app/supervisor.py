@@ -293,7 +293,8 @@ class Supervisor:
             if returncode == REFUSED:
                 raise ChildRefusedError(f"{spec.name} cannot do what it was asked to; {said}")
             raise ChildFailedError(
-                f"{spec.name} died ({incident.how}) and has no restarts left; {said}"
+                f"{spec.name} died ({incident.how}) and has no restarts left; nothing that was "
+                f"saved is lost, and --resume goes on from it; {said}"
             )
 
     async def _note(self, spec: ChildSpec, pid: int, returncode: int, outcome: Outcome) -> Incident:

@@ -5,12 +5,13 @@ import contextlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("cosmos_algos")
 from cosmos_app.patience import patience_s, silence_s
-from cosmos_app.recipe import Recipe
+from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.roles.lease import Standing, keep_lease
 from cosmos_core.messages import Progress
 
@@ -140,3 +141,12 @@ def test_who_hangs_ends_even_if_its_log_takes_no_words():
         os.close(reader)
         os.close(writer)
     assert done.returncode == 1
+
+
+def test_a_replica_of_a_run_is_dead_after_thirty_silent_seconds_unless_a_recipe_says_otherwise():
+    recipe = Recipe()
+    assert recipe.bus.lease_s == 30.0
+    assert controller_config(recipe, 0).lease_s == 30.0
+    longer = replace(recipe, bus=replace(recipe.bus, lease_s=400.0))
+    assert controller_config(longer, 0).lease_s == 400.0
+    assert controller_config(longer, 0).first_lease_s == 400.0

@@ -155,3 +155,21 @@ def test_a_run_that_goes_on_beyond_its_steps_validates_its_version_once_and_ends
     controller.handle(CheckpointSaved(replica="p", step=6, path="somewhere"), 2.0)
     assert controller.finished == "all steps done"
     assert controller.validations[7].mean_reward == 0.5
+
+
+def test_by_default_thirty_silent_seconds_are_death_and_the_prompts_go_to_others() -> None:
+    controller = Controller(ControllerConfig(num_steps=9, groups_per_step=2, samples_per_group=2))
+    controller.handle(ReplicaJoined(replica="p", role="policy", endpoints=("here",)), 0.0)
+    told = controller.handle(ReplicaJoined(replica="a", role="rollout", slots=2), 0.0)
+    given = [order.group for name, order in told if name == "a" and isinstance(order, Generate)]
+    assert [group.ordinal for group in given] == [0, 1]
+    for name in ("a", "p"):
+        controller.handle(Progress(replica=name, count=1), 100.0)
+    controller.handle(ReplicaJoined(replica="b", role="rollout", slots=9), 100.0)
+    for name in ("b", "p"):
+        controller.handle(Progress(replica=name, count=2), 129.0)
+    assert controller.handle(Tick(), 129.9) == []
+    assert controller.status(129.9)["silent"] == {}
+    again = [Generate(group=group, attempt=1, num_samples=2) for group in given]
+    assert controller.handle(Tick(), 130.1) == [("b", order) for order in again]
+    assert set(controller.status(130.1)["silent"]) == {"a"}

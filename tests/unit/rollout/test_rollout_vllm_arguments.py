@@ -1,4 +1,4 @@
-"""What vLLM is told of a model that sees, and of one that does not."""
+"""What vLLM is told by default, on a CPU, of a model that sees, and of one that does not."""
 
 import importlib.util
 import json
@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from cosmos_rollout.engines.vllm_arguments import missing_for_sight, sight_arguments
+from cosmos_rollout import VLLMConfig
+from cosmos_rollout.engines.vllm_arguments import (
+    cpu_arguments,
+    missing_for_sight,
+    sight_arguments,
+)
 
 VISION: dict[str, Any] = {"vision_config": {}}
 MEAN = {"image_mean": [0.5, 0.5, 0.5]}
@@ -69,3 +74,17 @@ def test_a_model_that_sees_says_that_torchvision_is_missing(tmp_path):
     assert ("need torchvision" in missing_for_sight(tmp_path)) == (not is_there)
     (tmp_path / "config.json").write_text("{}")
     assert missing_for_sight(tmp_path) == ""
+
+
+def test_by_default_prompts_share_their_beginnings_and_whether_to_compile_is_left_to_vllm():
+    arguments = VLLMConfig().engine_arguments()
+    assert arguments["enable_prefix_caching"] is True
+    assert "enforce_eager" not in arguments
+    assert VLLMConfig(prefix_caching=False).engine_arguments()["enable_prefix_caching"] is False
+
+
+@pytest.mark.parametrize(("compiled", "is_eager"), [("auto", True), ("yes", False), ("no", True)])
+def test_on_a_cpu_nothing_is_compiled_unless_it_is_asked_for(tmp_path, compiled, is_eager):
+    asked = VLLMConfig(compiled=compiled).engine_arguments()
+    assert {**cpu_arguments(tmp_path), **asked}["enforce_eager"] is is_eager
+    assert "enable_prefix_caching" not in cpu_arguments(tmp_path)
