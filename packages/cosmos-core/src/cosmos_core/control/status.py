@@ -12,6 +12,7 @@ from cosmos_core.control.state import FAILURES_ALLOWED, ControllerState
 
 _MOST_REPLICAS = 100
 _MOST_NAMED = 3
+_FEWEST_EQUAL = 20
 
 
 def status_of(
@@ -68,7 +69,7 @@ def _training(state: ControllerState, now: float) -> dict[str, float] | None:
 
 def waiting_for(state: ControllerState, config: ControllerConfig, now: float) -> str:
     """Say in one line what the run waits for, by name."""
-    looks = (_end, _policies, _step, _rollouts, _failing, _validation, _group, _weights)
+    looks = (_end, _policies, _step, _rollouts, _failing, _validation, _signal, _group, _weights)
     for look in looks:
         if found := look(state, config, now):
             return found
@@ -149,6 +150,17 @@ def _validation(state: ControllerState, config: ControllerConfig, now: float) ->
     return (
         f"{left} validation answers of version {opened.version} on {where} "
         f"for {now - opened.since_s:.1f} s"
+    )
+
+
+def _signal(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    """Say of a run that samples and never trains why; it is for somebody else to end it."""
+    del now
+    if state.equal_in_a_row < max(_FEWEST_EQUAL, config.groups_per_step):
+        return ""
+    return (
+        f"a group whose rewards differ: those of the last {state.equal_in_a_row} in a row were all "
+        "equal, and trainer.drop_zero_signal drops such groups"
     )
 
 
