@@ -6,6 +6,7 @@ they need, as `launch.preload` has it; `started`: each imports by itself. Runs a
 """
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -52,12 +53,14 @@ class Found:
         first_step_s: from the command to the first step that was taken.
         back_s: from the kill to the replica that took the dead one's place.
         samples_s: from the kill to the first samples that it made.
+        first_group_s: from when a rollout joined to its first group, the longest of the run.
     """
 
     usage: Usage
     first_step_s: float
     back_s: float
     samples_s: float
+    first_group_s: float
 
 
 class Killer(threading.Thread):
@@ -114,6 +117,7 @@ def run_once(arm: str, engine: str, folder: Path) -> Found:
         back_s=_first([e for e in after if e.get("replica") == VICTIM], "ReplicaJoined")
         - killer.at_s,
         samples_s=_first(after, "GroupFinished") - killer.at_s,
+        first_group_s=json.loads((output / "report.json").read_text())["first_group_s"][1],
     )
 
 
@@ -173,12 +177,13 @@ def main() -> None:
     found = interleaved(ARMS, lambda arm, folder: run_once(arm, options.engine, folder), options)
     print_table(
         "| replicas | s to the first step | s from a kill until it is back | until it samples "
-        "| CPU s of the run | peak PSS MiB | others |",
+        "| s from joining to a first group | CPU s of the run | peak PSS MiB | others |",
         {
             arm: (
                 cell([run.first_step_s for run in runs], 1),
                 cell([run.back_s for run in runs], 1),
                 cell([run.samples_s for run in runs], 1),
+                cell([run.first_group_s for run in runs], 1),
                 *usage_cells([run.usage for run in runs]),
             )
             for arm, runs in found.items()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real_runs import SMALL, Runner, assert_balanced
+from real_runs import QUICKSTART, SMALL, Runner, assert_balanced
 from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
@@ -36,6 +36,7 @@ CALLS = {
     name: f'<tool_call>{{"name": "{name}", "arguments": {{"a": 2, "b": 3}}}}</tool_call>'
     for name in ("add", "fail")
 }
+LAKE = QUICKSTART.with_name("lake.toml")
 _MOST_FAILED = 6
 LIKED = {END: 1.15, **dict.fromkeys("0123", 1.0)}
 CALLING = {CALLS["add"]: 1.0, CALLS["fail"]: 0.9}
@@ -92,6 +93,14 @@ class Turn:
     reply: str
 
 
+@dataclass(frozen=True)
+class Environment:
+    """A recipe, and the setting that says what is played instead of what it has."""
+
+    setting: str
+    recipe: Path = QUICKSTART
+
+
 def acting_model(path: Path, liked: Mapping[str, float]) -> None:
     """Write a model whose output hardly depends on what it reads, but on what it likes."""
     config = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2)
@@ -115,9 +124,9 @@ def acting_model(path: Path, liked: Mapping[str, float]) -> None:
 
 
 def played(
-    runner: Runner, folder: Path, environment: str, calls: Mapping[str, float]
+    runner: Runner, folder: Path, environment: Environment, calls: Mapping[str, float]
 ) -> list[Trajectory]:
-    """Train two steps in an environment; return all that was sampled for it."""
+    """Train two steps of a recipe in an environment; return all that was sampled for it."""
     acting_model(folder / "model", {**LIKED, **calls})
     rows = [{"prompt": f"go {word}", "answer": "1"} for word in ("on", "up", "in") * 8]
     (folder / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -131,7 +140,8 @@ def played(
         "rollout.record=true",
         "rollout.sampling.max_new_tokens=60",
         "rollout.episode.max_turns=4",
-        f"rollout.environment={environment}",
+        environment.setting,
+        recipe=environment.recipe,
     )
     assert run.report["steps"] == 2
     assert_balanced(run.report["books"])
@@ -191,7 +201,7 @@ def check_logprobs(trajectories: Sequence[Trajectory], path: Path) -> None:
 def check(
     runner: Runner,
     folder: Path,
-    environment: str,
+    environment: Environment,
     judge: Callable[[list[Turn]], float],
     calls: Mapping[str, float] = SILENT,
 ) -> list[list[Turn]]:
@@ -212,9 +222,8 @@ def test_a_run_trains_on_what_was_said_to_tools_and_not_on_what_they_answered(
 ) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     where = [f"{tmp_path / 'tools.py'}:{name}" for name in CALLS]
-    episodes = check(
-        runner, tmp_path, f"{{kind='tools', functions={where}}}", lambda _: 0.0, CALLING
-    )
+    tools = Environment(f"rollout.environment={{kind='tools', functions={where}}}")
+    episodes = check(runner, tmp_path, tools, lambda _: 0.0, CALLING)
     answered = 0
     for turns in episodes:
         for before, after in itertools.pairwise(turns):
@@ -245,7 +254,7 @@ def test_a_run_plays_an_environment_of_gymnasium_and_is_paid_by_it(
             place = min(2, place + 1) if move == 2 else max(0, place - (move == 0))
         return float(place == 2)
 
-    lake = "{kind='gymnasium', id='FrozenLake-v1', settings={is_slippery=false, desc=['SFG']}}"
+    lake = Environment("rollout.environment.settings.desc=['SFG']", LAKE)
     episodes = check(runner, tmp_path, lake, judge)
     assert all(turns[0].told.endswith(f"\n0{MODEL}") for turns in episodes)
 
@@ -255,7 +264,8 @@ def test_a_run_plays_an_environment_of_verifiers_and_is_paid_by_its_rubric(
 ) -> None:
     pytest.importorskip("verifiers")
     (tmp_path / "guess.py").write_text(GUESS)
-    guess = f"{{kind='verifiers', id='{tmp_path / 'guess.py'}:load_environment'}}"
+    where = f"{tmp_path / 'guess.py'}:load_environment"
+    guess = Environment(f"rollout.environment={{kind='verifiers', id='{where}'}}")
 
     judge = lambda turns: float(turns[-1].reply == "1") + 0.1 * len(turns)  # noqa: E731
     episodes = check(runner, tmp_path, guess, judge)

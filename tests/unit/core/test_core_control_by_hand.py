@@ -58,12 +58,45 @@ def test_a_run_that_would_drop_every_group_is_refused() -> None:
         ControllerConfig(num_steps=1, groups_per_step=1, samples_per_group=1, drop_zero_signal=True)
 
 
-def answer(order: Generate, replica: str) -> GroupFinished:
+def answer(
+    order: Generate, replica: str, rewards: tuple[float, float] = (0.0, 0.0)
+) -> GroupFinished:
     samples = tuple(
-        SampleRef(sibling=i, status="completed", key=f"{order.group}.{i}", num_tokens=1)
-        for i in range(order.num_samples)
+        SampleRef(
+            sibling=i, status="completed", key=f"{order.group}.{i}", num_tokens=1, reward=reward
+        )
+        for i, reward in enumerate(rewards)
     )
     return GroupFinished(replica=replica, group=order.group, attempt=order.attempt, samples=samples)
+
+
+def test_a_run_whose_groups_all_have_equal_rewards_says_so_and_goes_on() -> None:
+    config = ControllerConfig(
+        num_steps=9, groups_per_step=2, samples_per_group=2, drop_zero_signal=True
+    )
+    controller = Controller(config)
+    controller.handle(ReplicaJoined(replica="p", role="policy", endpoints=("here",)), 0.0)
+    orders = controller.handle(ReplicaJoined(replica="a", role="rollout", slots=1), 0.0)
+    for num_dropped in range(1, 31):
+        ((_, order),) = orders
+        assert isinstance(order, Generate)
+        orders = controller.handle(answer(order, "a"), 1.0)
+        said = controller.waiting_for(1.0)
+        if num_dropped < 20:
+            assert said == f"group train.0.{num_dropped} on a for 0.0 s"
+            continue
+        assert said == (
+            f"a group whose rewards differ: those of the last {num_dropped} in a row were all "
+            "equal, and trainer.drop_zero_signal drops such groups"
+        )
+    assert controller.status(1.0)["waiting_for"] == said
+    assert controller.books().dropped == {"no signal": 30}
+    restored = Controller.restore(config, controller.snapshot())
+    assert (restored.waiting_for(1.0), restored.state.stopping) == (said, "")
+    ((_, order),) = orders
+    assert isinstance(order, Generate)
+    restored.handle(answer(order, "a", rewards=(0.0, 1.0)), 2.0)
+    assert restored.waiting_for(2.0) == "group train.0.31 on a for 0.0 s"
 
 
 def joined(*rollouts: str, validation: ValidationPlan | None = None) -> Controller:

@@ -10,6 +10,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
 from spelling import (
+    END,
     LETTER,
     ROW,
     SAMPLING,
@@ -293,3 +294,24 @@ async def test_an_environment_without_tools_shows_those_of_the_row():
     ((_, episode),) = [played async for played in player.play(plan)]
     await engine.aclose()
     assert '[{"name": "look"}]' in TOKENIZER.decode(episode.token_ids.tolist())
+
+
+async def test_siblings_play_their_turns_beside_one_another():
+    """Every turn of a sibling is asked for while all others have one of theirs in flight."""
+    at_once: dict[int, int] = {}
+
+    def script(request, position, version):
+        turn = sum(token == END for token in request.prompt_token_ids) // 2
+        at_once[turn] = max(at_once.get(turn, 0), engine.num_running)
+        return spelled("a" * 20)[position], -1.0
+
+    engine = engine_of(script)
+    player = EnvironmentPlayer(engine, TOKENIZER, Echo(), EpisodeLimits(max_turns=3))
+    plan = GroupPlan(row=ROW, name="g", seed=1, samplings=(SAMPLING,) * 4)
+    async with asyncio.timeout(60):
+        played = [each async for each in player.play(plan)]
+    await engine.aclose()
+    assert sorted((index, episode.num_turns) for index, episode in played) == [
+        (index, 3) for index in range(4)
+    ]
+    assert at_once == {0: 4, 1: 4, 2: 4}

@@ -144,7 +144,10 @@ class GroupTable:
         group.version = min(versions, default=group.version)
         self._count(group, 1)
         if self._config.drop_zero_signal and len({s.reward for s in completed}) == 1:
+            self._state.equal_in_a_row += 1
             self.drop(group, "no signal")
+        else:
+            self._state.equal_in_a_row = 0
 
     def give_up(self, group: GroupState, event: GroupFailed) -> None:
         """Drop a group if its prompt is at fault, or have it sampled again."""

@@ -195,6 +195,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     (`cosmos_core.lineage`).
     ``next_round_attempt``: that which the next validation begins at.
     ``unusable_in_a_row``: prompts dropped by their own fault since samples were taken in last.
+    ``equal_in_a_row``: groups dropped for rewards that are all equal since the last that was not.
     ``lineage_from``: versions after it may have existed twice; a number alone does not identify
     them. ``wanted_rollouts`` and
     ``wanted_policies``: how many replicas somebody asked for while the run went on; -1 if nobody
@@ -220,6 +221,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     saved: int = 0
     line: tuple[int, ...] = ()
     unusable_in_a_row: int = 0
+    equal_in_a_row: int = 0
     lineage_from: int = UNKNOWN_VERSION
     wanted_rollouts: int = -1
     wanted_policies: int = -1

@@ -17,6 +17,7 @@ from cosmos_core.control.state import (
 
 _MOST_REPLICAS = 100
 _MOST_NAMED = 3
+_FEWEST_EQUAL = 20
 
 
 def status_of(
@@ -73,7 +74,7 @@ def _training(state: ControllerState, now: float) -> dict[str, float] | None:
 
 def waiting_for(state: ControllerState, config: ControllerConfig, now: float) -> str:
     """Say in one line what the run waits for, by name."""
-    looks = (_end, _policies, _step, _rollouts, _failing, _validation, _group, _weights)
+    looks = (_end, _policies, _step, _rollouts, _failing, _validation, _signal, _group, _weights)
     for look in looks:
         if found := look(state, config, now):
             return found
@@ -175,6 +176,17 @@ def _validation(state: ControllerState, config: ControllerConfig, now: float) ->
     )
     group = "" if where else _group(state, config, now)
     return f"{said}; before them {group}" if group else said
+
+
+def _signal(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    """Say of a run that samples and never trains why; it is for somebody else to end it."""
+    del now
+    if state.equal_in_a_row < max(_FEWEST_EQUAL, config.groups_per_step):
+        return ""
+    return (
+        f"a group whose rewards differ: those of the last {state.equal_in_a_row} in a row were all "
+        "equal, and trainer.drop_zero_signal drops such groups"
+    )
 
 
 def _group(state: ControllerState, config: ControllerConfig, now: float) -> str:
