@@ -1,6 +1,7 @@
 """Members that find one another through a directory, over real sockets, in one process."""
 
 import itertools
+import re
 import socket
 import threading
 import time
@@ -227,14 +228,15 @@ def test_nobody_commits_before_all_are_ready(stack, directory):
 def test_a_receiver_that_fails_leaves_the_others_on_the_old_version(stack, directory):
     sender = Sender(stack, directory.endpoint)
     sender.publish(1)
-    group = [Receiver(stack, directory.endpoint, group="g") for _ in range(2)]
+    group = [Receiver(stack, directory.endpoint, group="g", name=name) for name in ("a", "b")]
     wait_until(lambda: len(directory.view.members) == 3)
     for member in group:
         member.update(1)
     sender.publish(2)
     group[0].receiver.stage(2)
     group[1].receiver.decline(2)
-    with pytest.raises(QuorumError, match="version 2 is not committed"):
+    words = f"version 2 is not committed: .* failed: b at {group[1].receiver.endpoint}$"
+    with pytest.raises(QuorumError, match=words):
         group[0].receiver.commit_together(timeout_s=30)
     for member in group:
         member.assert_holds(1)
@@ -260,13 +262,28 @@ def test_a_quorum_of_two_goes_on_without_the_third(stack, directory):
 def test_a_group_that_does_not_come_together_keeps_what_it_has(stack, directory):
     sender = Sender(stack, directory.endpoint)
     sender.publish(1)
-    group = [Receiver(stack, directory.endpoint, group="g") for _ in range(2)]
-    wait_until(lambda: len(directory.view.members) == 3)
-    group[0].receiver.stage(1)
-    with pytest.raises(DeadlineError):
-        group[0].receiver.commit_together(timeout_s=0.5)
+    group = [Receiver(stack, directory.endpoint, group="g", name=name) for name in ("a", "b", "c")]
+    a, b, c = (member.receiver for member in group)
+    wait_until(lambda: len(directory.view.members) == 4)
+    a.stage(1)
+    words = "version 1 is not committed: no time left waiting for "
+    there = f"{re.escape(f'b at {b.endpoint}')}; {re.escape(f'c at {c.endpoint}')}"
+    with pytest.raises(DeadlineError, match=f"{words}{there}$"):
+        a.commit_together(timeout_s=0.5)
+    b.stage(1)
+    with pytest.raises(DeadlineError, match=f"{words}a at .*, which gave up waiting; c at [^;]*$"):
+        b.commit_together(timeout_s=0.5)
     assert group[0].receiver.version is None
     assert group[0].model["norm"].eq(-1).all()
+
+
+def test_a_group_that_cannot_ask_its_directory_names_that(stack):
+    directory = stack.enter_context(WeightDirectory())
+    attendance = Attendance(directory.endpoint, Member(id="a", role="receiver"), "")
+    stack.callback(attendance.close, Deadline.after(30.0))
+    directory.close()
+    with pytest.raises(DeadlineError, match=f"waiting for the directory at {directory.endpoint}"):
+        attendance.vote(1, "ready", Quorum(), Deadline.after(0.3))
 
 
 def test_what_makes_no_sense_is_refused(stack, directory):
