@@ -31,7 +31,8 @@ from cosmos_weightsync import (
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.reuse import Offer
-from cosmos_weightsync.transports import TcpTransport
+from cosmos_weightsync.sender import standard_transports
+from cosmos_weightsync.transports import LocalTransport, TcpTransport
 
 SHAPES = {"wide": (64, 48), "norm": (16,)}
 SMALL = ReceiverConfig(transport="tcp", bucket_bytes=2048)
@@ -247,4 +248,46 @@ def test_what_goes_wrong_with_a_version_is_named_and_the_one_in_use_stays(
     third = trainer.publish(3)
     scene.receiver.connect(trainer.endpoints)
     assert scene.receiver.stage(3, timeout_s=30).version == scene.receiver.commit() == 3
+    assert all(tensor.equal(third[name]) for name, tensor in served.items())
+
+
+def damage(sender: WeightSender, version: int) -> None:
+    """Change one bit of a version that is published and hashed, as a bad memory would."""
+    store = sender._snapshots
+    snapshot = store.pin(version, "newest", Deadline.after(10))
+    snapshot.tensors[0][20, 7:8].view(torch.int32).bitwise_xor_(1)
+    store.unpin(snapshot)
+
+
+def transports() -> list[str]:
+    named = {one.name for one in standard_transports()} - {"cuda_ipc"}
+    return sorted({*named, "local"})
+
+
+@pytest.mark.parametrize("transport", transports())
+def test_a_snapshot_that_changes_after_it_was_hashed_is_never_in_use(
+    stack, make_trainer, transport
+):
+    """Whatever way it comes: most transports read the very memory that was damaged."""
+    local = LocalTransport()
+    trainer = make_trainer(SHAPES, transports=[local])
+    served = {name: torch.full(shape, -1.0) for name, shape in SHAPES.items()}
+    receiver = WeightReceiver(
+        trainer.endpoints,
+        wanted=shards_of(served.items()),
+        config=ReceiverConfig(transport=transport),
+        transports=[local],
+    )
+    stack.enter_context(receiver)
+    first = trainer.publish(1)
+    receiver.stage(1)
+    receiver.commit()
+    trainer.publish(2)
+    damage(trainer.senders[1], 2)
+    with pytest.raises(DigestError, match=rf"{WIDE}: sender rank 1 sent checksum"):
+        receiver.stage(2, timeout_s=60)
+    assert (receiver.version, receiver.staged) == (1, None)
+    assert all(tensor.equal(first[name]) for name, tensor in served.items())
+    third = trainer.publish(3)
+    assert receiver.stage(3, timeout_s=60).version == receiver.commit() == 3
     assert all(tensor.equal(third[name]) for name, tensor in served.items())

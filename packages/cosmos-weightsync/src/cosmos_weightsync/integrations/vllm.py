@@ -312,10 +312,8 @@ class VLLMWeightClient:
             if not running:
                 return states
             if time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"of workers 0 to {len(states) - 1}, these staged nothing in "
-                    f"{self._timeout_s} s: {', '.join(map(str, running))}"
-                )
+                whose = f"of {len(states)} workers, those of ranks {running}"
+                raise DeadlineError(f"{whose} staged nothing in {self._timeout_s} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
 
