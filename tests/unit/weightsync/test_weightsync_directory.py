@@ -277,15 +277,6 @@ def test_a_group_that_does_not_come_together_keeps_what_it_has(stack, directory)
     assert group[0].model["norm"].eq(-1).all()
 
 
-def test_a_group_that_cannot_ask_its_directory_names_that(stack):
-    directory = stack.enter_context(WeightDirectory())
-    attendance = Attendance(directory.endpoint, Member(id="a", role="receiver"), "")
-    stack.callback(attendance.close, Deadline.after(30.0))
-    directory.close()
-    with pytest.raises(DeadlineError, match=f"waiting for the directory at {directory.endpoint}"):
-        attendance.vote(1, "ready", Quorum(), Deadline.after(0.3))
-
-
 def test_what_makes_no_sense_is_refused(stack, directory):
     with pytest.raises(ConfigurationError, match="beside a directory"):
         WeightReceiver(["127.0.0.1:1"], config=ReceiverConfig(directory=directory.endpoint))
@@ -392,17 +383,3 @@ def test_a_version_of_another_run_is_not_committed_by_the_votes_for_the_one_befo
     committed_together(stack, directory, "one", num_votes=2)
     with pytest.raises(DeadlineError):
         committed_together(stack, directory, "two", num_votes=1)
-
-
-def test_who_is_refused_by_a_directory_learns_why_nobody_is_there(stack):
-    directory = stack.enter_context(WeightDirectory(token="secret"))
-    member = Member(id="a", role="receiver")
-    attendance = Attendance(directory.endpoint, member, "wrong")
-    stack.callback(attendance.close, Deadline.after(30.0))
-
-    def words() -> str:
-        with pytest.raises(DeadlineError) as found:
-            attendance.wait_for(lambda _: False, Deadline.after(0.05))
-        return str(found.value)
-
-    wait_until(lambda: "the token is not the directory's" in words())
