@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from vllm.distributed.weight_transfer.base import ModuleSource
 
-from cosmos_weightsync import ConfigurationError, VersionError
+from cosmos_weightsync import ConfigurationError, DeadlineError, TransferError, VersionError
 from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.integrations.vllm import VLLMWeightClient
 from cosmos_weightsync.integrations.vllm_engine import CosmosWeightTransferEngine
@@ -75,3 +75,23 @@ def test_nobody_listens_any_more_for_an_engine_that_refused() -> None:
     (endpoint,) = client.endpoints
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(parse_endpoint(endpoint), timeout=20)
+
+
+class _Staging:
+    """What a client sees of an engine whose second worker never gets done, or was never asked."""
+
+    def __init__(self, state: str) -> None:
+        self._state = state
+
+    async def collective_rpc(self, method: str, *_: object) -> list[Any]:
+        assert method == "cosmos_staged"
+        return [{"state": "staged"}, {"state": self._state}, {"state": "staged"}]
+
+
+async def test_the_worker_that_stages_nothing_is_named() -> None:
+    client = VLLMWeightClient(_Staging("running"), timeout_s=0.0)
+    with pytest.raises(DeadlineError, match=r"of 3 workers, those of ranks \[1\] staged nothing"):
+        await client._until_settled(0.0)
+    client = VLLMWeightClient(_Staging("idle"))
+    with pytest.raises(TransferError, match="staging failed: worker 1 is idle"):
+        await client._until_staged(0.0)

@@ -28,14 +28,30 @@ from vllm.platforms import PlatformEnum
 from vllm_families import register_here, write_checkpoint
 
 from cosmos_weightsync import Shard, WeightReceiver, WeightSender, checkpoint_shards, shards_of
-from cosmos_weightsync.encodings import Cast, EncodedShards, MxFp8, NvFp4, encode
+from cosmos_weightsync.encodings import Cast, EncodedShards, MxFp8, NvFp4, RowwiseFp8, encode
 from cosmos_weightsync.integrations.vllm import engine_arguments
 
 torch.set_num_threads(1)
 SETUP: dict[str, Any] = json.loads(sys.argv[1])
 PROMPTS = [[1, 2, 3], [40, 50, 60, 70], [7] * 9]
 LINEAR = ("*_proj.weight",)
-QUANTISED: dict[str, tuple[MxFp8 | NvFp4, dict[str, Any]]] = {
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+QUANTISED: dict[str, tuple[RowwiseFp8 | MxFp8 | NvFp4, dict[str, Any]]] = {
+    "fp8": (
+        RowwiseFp8(names=LINEAR),
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "all": {
+                    "targets": ["Linear"],
+                    "weights": {**FP8, "strategy": "channel", "dynamic": False},
+                    "input_activations": {**FP8, "strategy": "token", "dynamic": True},
+                }
+            },
+        },
+    ),
     "mxfp8": (MxFp8(names=LINEAR), {"quant_method": "mxfp8", "ignored_layers": ["lm_head"]}),
     "nvfp4": (
         NvFp4(names=LINEAR),

@@ -1,6 +1,7 @@
 """Members that find one another through a directory, over real sockets, in one process."""
 
 import itertools
+import re
 import socket
 import threading
 import time
@@ -227,14 +228,15 @@ def test_nobody_commits_before_all_are_ready(stack, directory):
 def test_a_receiver_that_fails_leaves_the_others_on_the_old_version(stack, directory):
     sender = Sender(stack, directory.endpoint)
     sender.publish(1)
-    group = [Receiver(stack, directory.endpoint, group="g") for _ in range(2)]
+    group = [Receiver(stack, directory.endpoint, group="g", name=name) for name in ("a", "b")]
     wait_until(lambda: len(directory.view.members) == 3)
     for member in group:
         member.update(1)
     sender.publish(2)
     group[0].receiver.stage(2)
     group[1].receiver.decline(2)
-    with pytest.raises(QuorumError, match="version 2 is not committed"):
+    words = f"version 2 is not committed: .* failed: b at {group[1].receiver.endpoint}$"
+    with pytest.raises(QuorumError, match=words):
         group[0].receiver.commit_together(timeout_s=30)
     for member in group:
         member.assert_holds(1)
@@ -260,11 +262,17 @@ def test_a_quorum_of_two_goes_on_without_the_third(stack, directory):
 def test_a_group_that_does_not_come_together_keeps_what_it_has(stack, directory):
     sender = Sender(stack, directory.endpoint)
     sender.publish(1)
-    group = [Receiver(stack, directory.endpoint, group="g") for _ in range(2)]
-    wait_until(lambda: len(directory.view.members) == 3)
-    group[0].receiver.stage(1)
-    with pytest.raises(DeadlineError):
-        group[0].receiver.commit_together(timeout_s=0.5)
+    group = [Receiver(stack, directory.endpoint, group="g", name=name) for name in ("a", "b", "c")]
+    a, b, c = (member.receiver for member in group)
+    wait_until(lambda: len(directory.view.members) == 4)
+    a.stage(1)
+    words = "version 1 is not committed: no time left waiting for "
+    there = f"{re.escape(f'b at {b.endpoint}')}; {re.escape(f'c at {c.endpoint}')}"
+    with pytest.raises(DeadlineError, match=f"{words}{there}$"):
+        a.commit_together(timeout_s=0.5)
+    b.stage(1)
+    with pytest.raises(DeadlineError, match=f"{words}a at .*, which gave up waiting; c at [^;]*$"):
+        b.commit_together(timeout_s=0.5)
     assert group[0].receiver.version is None
     assert group[0].model["norm"].eq(-1).all()
 
@@ -375,17 +383,3 @@ def test_a_version_of_another_run_is_not_committed_by_the_votes_for_the_one_befo
     committed_together(stack, directory, "one", num_votes=2)
     with pytest.raises(DeadlineError):
         committed_together(stack, directory, "two", num_votes=1)
-
-
-def test_who_is_refused_by_a_directory_learns_why_nobody_is_there(stack):
-    directory = stack.enter_context(WeightDirectory(token="secret"))
-    member = Member(id="a", role="receiver")
-    attendance = Attendance(directory.endpoint, member, "wrong")
-    stack.callback(attendance.close, Deadline.after(30.0))
-
-    def words() -> str:
-        with pytest.raises(DeadlineError) as found:
-            attendance.wait_for(lambda _: False, Deadline.after(0.05))
-        return str(found.value)
-
-    wait_until(lambda: "the token is not the directory's" in words())

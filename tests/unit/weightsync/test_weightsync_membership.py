@@ -3,7 +3,7 @@
 import pytest
 
 from cosmos_weightsync import ConfigurationError, ProtocolError, Quorum, VersionError
-from cosmos_weightsync.membership import Member, MembershipTable
+from cosmos_weightsync.membership import Member, MembershipTable, Standing
 
 
 def sender(rank: int, member_id: str = "") -> Member:
@@ -137,6 +137,35 @@ def test_a_group_has_one_quorum(table):
 def test_strangers_have_no_vote(table):
     with pytest.raises(VersionError, match="not known"):
         table.vote("nobody", 1, "ready", Quorum())
+
+
+def test_who_is_waited_for_and_who_failed_is_told_by_name(table):
+    for name in "abcd":
+        table.join(Member(id=name, role="receiver", name=name.upper(), host="h"), None, 0.0)
+    table.join(Member(id="e", role="receiver", endpoint="e:1"), None, 0.0)
+    assert table.standing("a", 1) == Standing("open")
+    quorum = Quorum("at_least", 4)
+    table.vote("a", 1, "ready", quorum)
+    table.vote("b", 1, "withdrawn", quorum)
+    table.vote("c", 1, "failed", quorum)
+    missing = ("B on h, which gave up waiting", "D on h", "receiver at e:1")
+    assert table.standing("a", 1) == Standing("open", missing, ("C on h",))
+    table.leave("c")  # Whoever fails and leaves is named all the same.
+    table.vote("d", 1, "failed", quorum)
+    table.vote("e", 1, "failed", quorum)
+    assert table.standing("a", 1).failed == ("C on h", "D on h", "receiver at e:1")
+
+
+@pytest.mark.parametrize(
+    ("said", "decision"), [("commit", "commit"), ("abort", "abort"), ("open", "open")]
+)
+def test_a_directory_of_an_earlier_release_tells_the_decision_alone(said, decision):
+    assert Standing.from_json({"decision": said}) == Standing(decision)
+
+
+def test_how_a_group_is_crosses_the_wire():
+    standing = Standing("abort", ("a",), ("b", "c"))
+    assert Standing.from_json(standing.to_json()) == standing
 
 
 @pytest.mark.parametrize("arguments", [("at_least", 0), ("all", 2), ("each", 1)])

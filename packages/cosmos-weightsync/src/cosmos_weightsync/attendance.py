@@ -15,7 +15,7 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, TransferError, VersionError
 from cosmos_weightsync.frames import ControlConnection, connect_control
 from cosmos_weightsync.layout import Layout
-from cosmos_weightsync.membership import Decision, Member, Quorum, View, Vote
+from cosmos_weightsync.membership import Member, Quorum, Standing, View, Vote
 
 __all__ = ["Attendance"]
 
@@ -101,8 +101,8 @@ class Attendance:
 
     def vote(
         self, version: int, vote: Vote, quorum: Quorum, deadline: Deadline, *, run_id: str = ""
-    ) -> Decision:
-        """Say how it is with a version; returns what is decided, waiting a little for it.
+    ) -> Standing:
+        """Say how it is with a version; returns how the group is, waiting a little for a decision.
 
         Args:
             version: Which.
@@ -125,12 +125,10 @@ class Attendance:
                 "wait": min(WAIT_S, deadline.remaining(self._whom())),
             }
             try:
-                decision = self._ask("vote", request, "voted", deadline)["decision"]
+                return Standing.from_json(self._ask("vote", request, "voted", deadline))
             except (TransferError, VersionError):  # It restarts, or does not know us yet.
                 with self._changed:
-                    self._changed.wait(min(RETRY_S, deadline.remaining("the directory")))
-                continue
-            return "commit" if decision == "commit" else "abort" if decision == "abort" else "open"
+                    self._changed.wait(min(RETRY_S, deadline.remaining(self._whom())))
 
     def close(self, deadline: Deadline) -> None:
         """Leave. May be repeated.

@@ -206,8 +206,7 @@ class _Conversation:
             self._shared.changed.notify_all()
             deadline = Deadline.after(min(float(frame["wait"]), MOST_WAIT_S))
             self._shared.wait(lambda: table.decision(member, version, run_id) != "open", deadline)
-            decision = table.decision(member, version, run_id)
-        return "voted", {"decision": decision}
+        return "voted", table.standing(member, version, run_id).to_json()
 
     def _leave(self, frame: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         self._shared.table.leave(str(frame["id"]))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, QuorumError
-from cosmos_weightsync.membership import Decision, Quorum
+from cosmos_weightsync.membership import Quorum, Standing
 
 __all__ = ["commit_together"]
 
@@ -39,21 +39,27 @@ def commit_together(
         deadline: When to give up.
 
     Raises:
-        QuorumError: the group does not; the version in use stays.
-        DeadlineError: it did not decide in time; the version in use stays.
+        QuorumError: the group does not, and who failed; the version in use stays.
+        DeadlineError: it did not decide in time, and who was waited for; the version in use stays.
     """
     number, run_id = version
-    decision: Decision = "open"
+    standing = Standing("open")
     try:
-        while decision == "open":
-            decision = attendance.vote(number, "ready", quorum, deadline, run_id=run_id)
-    except DeadlineError:
+        while standing.decision == "open":
+            standing = attendance.vote(number, "ready", quorum, deadline, run_id=run_id)
+    except DeadlineError as error:
         soon = Deadline.after(GRACE_S)
-        decision = attendance.vote(number, "withdrawn", quorum, soon, run_id=run_id)
-        if decision == "open":
+        standing = attendance.vote(number, "withdrawn", quorum, soon, run_id=run_id)
+        if standing.decision == "open" and standing.missing:
+            raise DeadlineError(
+                f"version {number} is not committed: no time left waiting for "
+                f"{'; '.join(standing.missing)}"
+            ) from error
+        if standing.decision == "open":
             raise
-    if decision == "abort":
+    if standing.decision == "abort":
+        failed = f": {'; '.join(standing.failed)}" if standing.failed else ""
         raise QuorumError(
-            f"version {number} is not committed: too many receivers of the group failed"
+            f"version {number} is not committed: too many receivers of the group failed{failed}"
         )
     return commit()

@@ -19,7 +19,7 @@ from cosmos_weightsync.holding import Role
 from cosmos_weightsync.links import Links
 from cosmos_weightsync.settings import check_choice
 
-__all__ = ["Decision", "Member", "MembershipTable", "Quorum", "View", "Vote"]
+__all__ = ["Decision", "Member", "MembershipTable", "Quorum", "Standing", "View", "Vote"]
 
 Vote = Literal["ready", "failed", "withdrawn"]
 Decision = Literal["commit", "abort", "open"]
@@ -59,6 +59,12 @@ class Member:
     run_id: str = ""
     version: int = -1
     layout: str = ""
+
+    @property
+    def title(self) -> str:
+        """Name and place, for errors."""
+        where = f"at {self.endpoint}" if self.endpoint else f"on {self.host}"
+        return f"{self.name or self.role} {where}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -114,6 +120,36 @@ class Quorum:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How a group is with a version.
+
+    Attributes:
+        decision: What it does.
+        missing: Who is not ready and did not fail either, by `Member.title`.
+        failed: Who said that it will not have the version.
+    """
+
+    decision: Decision
+    missing: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "decision": self.decision,
+            "missing": [*self.missing],
+            "failed": [*self.failed],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Standing":
+        """The inverse of `to_json`; a directory of an earlier release tells the decision alone."""
+        said = data["decision"]
+        names = [tuple(str(who) for who in data.get(key, ())) for key in ("missing", "failed")]
+        return cls(said if said in {"commit", "abort"} else "open", *names)
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """What everybody is told.
 
@@ -156,6 +192,7 @@ class _Ballot:
     ready: set[str] = field(default_factory=set[str])
     failed: set[str] = field(default_factory=set[str])
     withdrawn: set[str] = field(default_factory=set[str])
+    titles: dict[str, str] = field(default_factory=dict[str, str])
     decision: Decision = "open"
 
 
@@ -246,7 +283,8 @@ class MembershipTable:
             ConfigurationError: others of its group want another quorum.
             VersionError: the member is not known.
         """
-        group, run_id = self._known(member_id).group, run_id or self._newest_run()
+        member = self._known(member_id)
+        group, run_id = member.group, run_id or self._newest_run()
         ballot = self._ballots.setdefault((group, run_id, version), _Ballot(quorum))
         if ballot.quorum != quorum:
             raise ConfigurationError(
@@ -256,6 +294,7 @@ class MembershipTable:
         for who in said.values():
             who.discard(member_id)
         said[vote].add(member_id)
+        ballot.titles[member_id] = member.title
         self._decide()
         same = [key for key in self._ballots if key[:2] == (group, run_id)]
         for old in [key for key in same if key[2] < version - 100]:
@@ -270,6 +309,31 @@ class MembershipTable:
         ballot = self._ballots.get((member.group, run_id or self._newest_run(), version))
         return "open" if ballot is None else ballot.decision
 
+    def standing(self, member_id: str, version: int, run_id: str = "") -> Standing:
+        """The `decision`, and whom it waits for or fails by; the asker is not among the former."""
+        member, run_id = self._members.get(member_id), run_id or self._newest_run()
+        ballot = self._ballots.get((member.group if member else "", run_id, version))
+        if member is None or ballot is None:
+            return Standing("open")
+        receivers = self._receivers(member.group)
+        known = self._ready(ballot, version, run_id, receivers) | ballot.failed | {member_id}
+        missing = [
+            one.title + (", which gave up waiting" if one.id in ballot.withdrawn else "")
+            for one in receivers
+            if one.id not in known
+        ]
+        failed = sorted(ballot.titles[who] for who in ballot.failed)
+        return Standing(ballot.decision, tuple(sorted(missing)), tuple(failed))
+
+    def _receivers(self, group: str) -> list[Member]:
+        return [m for m in self._members.values() if m.role == "receiver" and m.group == group]
+
+    @staticmethod
+    def _ready(ballot: _Ballot, version: int, run_id: str, receivers: Iterable[Member]) -> set[str]:
+        """Who said so, and who has the version, as far as they did not say something else."""
+        done = {m.id for m in receivers if m.version >= version and m.run_id == run_id}
+        return ballot.ready | (done - ballot.failed - ballot.withdrawn)
+
     def _newest_run(self) -> str:
         runs = [member.run_id for member in self._members.values() if member.role == "sender"]
         return runs[-1] if runs else ""
@@ -282,12 +346,9 @@ class MembershipTable:
     def _decide(self) -> None:
         """Look at every open ballot again. What is decided stays decided."""
         for (group, run_id, version), ballot in self._ballots.items():
-            receivers = [
-                m for m in self._members.values() if m.role == "receiver" and m.group == group
-            ]
-            live = {m.id for m in receivers}
-            done = {m.id for m in receivers if m.version >= version and m.run_id == run_id}
             if ballot.decision == "open":
-                ready = ballot.ready | (done - ballot.failed - ballot.withdrawn)
+                receivers = self._receivers(group)
+                ready = self._ready(ballot, version, run_id, receivers)
+                live = [m.id for m in receivers]
                 ballot.decision = ballot.quorum.decide(live, ready, ballot.failed)
                 self._revision += ballot.decision != "open"

@@ -72,6 +72,11 @@ class HolderIdentity:
     buckets: BucketPool
     idle_s: float
 
+    @property
+    def role_and_rank(self) -> str:
+        """What it is and its rank, for errors."""
+        return f"{self.role} rank {self.rank}"
+
 
 def pieces_of(wanted: Layout, source: int = 0) -> EdgePieces:
     """The pieces of an edge, in travel order, from the layout that describes them."""
@@ -161,7 +166,9 @@ class ServingSession:
         transport = identity.transports.get(str(frame["transport"]))
         if transport is None:
             known = sorted(identity.transports)
-            raise ProtocolError(f"transport {frame['transport']!r} is none of {known}")
+            raise ProtocolError(
+                f"{identity.role_and_rank}: transport {frame['transport']!r} is none of {known}"
+            )
         self._pieces, digest = self._requested(frame)
         self._bucket_bytes = min(identity.buckets.bucket_bytes, int(frame["bucket_bytes"]))
         if self._channel is not None:
@@ -179,20 +186,19 @@ class ServingSession:
 
     def _requested(self, frame: Mapping[str, Any]) -> tuple[EdgePieces, str]:
         """The pieces a reader wants, which must be ours to give."""
-        layout = self._layout
+        layout, holder = self._layout, self._identity.role_and_rank
         wanted = Layout.from_json(frame["pieces"])
         digest = wanted.digest()
         if layout is None or frame["layout"] != layout.digest():
             raise ProtocolError(
-                f"planned with a layout of digest {frame['layout']}, "
-                f"{self._identity.role} rank {self._identity.rank} has another"
+                f"planned with a layout of digest {frame['layout']}, {holder} has another"
             )
         if frame["digest"] != digest:
             raise ProtocolError(
-                f"planned {frame['digest']}, the same pieces are {digest} here: do both run the "
-                "same version of this library?"
+                f"{holder}: planned {frame['digest']}, the same pieces are {digest} here: do both "
+                "run the same version of this library?"
             )
-        _check_held(wanted, layout, f"{self._identity.role} rank {self._identity.rank}")
+        _check_held(wanted, layout, holder)
         return pieces_of(wanted, self._identity.rank), digest
 
     def _pin(self, frame: Mapping[str, Any], deadline: Deadline) -> None:

@@ -298,9 +298,9 @@ class VLLMWeightClient:
     async def _until_staged(self, deadline: float) -> list[dict[str, Any]]:
         states = await self._until_settled(deadline)
         _raise_failure(states, "staging failed")
-        for state in states:
+        for rank, state in enumerate(states):
             if state["state"] != "staged":
-                raise TransferError(f"staging failed: a worker is {state['state']}")
+                raise TransferError(f"staging failed: worker {rank} is {state['state']}")
         return states
 
     async def _until_settled(self, deadline: float) -> list[dict[str, Any]]:
@@ -308,10 +308,12 @@ class VLLMWeightClient:
         pause_s = 0.002
         while True:
             states = await self._asked("cosmos_staged")
-            if all(state["state"] != "running" for state in states):
+            running = [rank for rank, state in enumerate(states) if state["state"] == "running"]
+            if not running:
                 return states
             if time.monotonic() > deadline:
-                raise DeadlineError(f"a worker staged nothing in {self._timeout_s} s")
+                whose = f"of {len(states)} workers, those of ranks {running}"
+                raise DeadlineError(f"{whose} staged nothing in {self._timeout_s} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
 
