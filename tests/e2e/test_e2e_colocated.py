@@ -23,13 +23,18 @@ def losses(run: Run) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "engine",
-    [(), pytest.param(VLLM, marks=pytest.mark.gpu, id="vllm")],
+    ("engine", "forks"),
+    [
+        ((), True),
+        pytest.param(VLLM, True, id="vllm"),
+        # what is forked for all tests has an environment for processors
+        pytest.param(VLLM, False, marks=pytest.mark.gpu, id="vllm on cuda"),
+    ],
 )
 def test_a_run_that_takes_turns_is_the_run_that_does_not(
-    engine: tuple[str, ...], runner: Runner
+    engine: tuple[str, ...], forks: bool, runner: Runner
 ) -> None:
-    runner.forks = not engine  # what is forked for all tests has an environment for processors
+    runner.forks = forks
     same = (*SMALL, *engine, f"trainer.steps={STEPS}", "staleness.depth=0", "staleness.bound=0",
             "trainer.groups_per_step=4", "algorithm.objective.entropy_coefficient=0.5")  # fmt: skip
     apart = runner.complete(*same, name="apart")

@@ -90,6 +90,18 @@ async def test_whoever_is_killed_lets_go(tmp_path: Path):
     process.join(30)
 
 
+async def test_a_process_forked_meanwhile_keeps_nobody_waiting(tmp_path: Path):
+    rollout, policy = (Turn(tmp_path, side, deadline_s=30) for side in ("rollout", "policy"))
+    await rollout.take()
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()  # as vLLM's engine is, with all that is open
+    rollout.give()
+    await policy.take()
+    policy.give()
+    process.kill()
+    process.join(30)
+
+
 def test_what_was_put_away_comes_back_to_the_same_bits():
     def train(puts_away: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -68,8 +68,13 @@ class Turn:
         return time.monotonic() - begun
 
     def give(self) -> None:
-        """Let the others have the devices. Idempotent."""
+        """Let the others have the devices. Idempotent.
+
+        Processes forked meanwhile, as vLLM's engine is, have the file open too: closing it here
+        alone would let go of nothing.
+        """
         if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
             self._file = None
 
