@@ -19,10 +19,11 @@ from cosmos_weightsync import (
     Piece,
     TransportUnavailableError,
 )
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool, pull_edge
+from cosmos_weightsync.edges import pull_edge
 from cosmos_weightsync.transports import CudaIpcTransport, ProcessGroupTransport
 from cosmos_weightsync.transports.cuda_ipc import receiving
 from cosmos_weightsync.transports.host_sockets import HostConnection
@@ -37,7 +38,8 @@ import json, sys, torch
 from cosmos_weightsync import Box, Piece
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool, serve_edge
+from cosmos_weightsync.buckets import BucketPool
+from cosmos_weightsync.edges import serve_edge
 from cosmos_weightsync.transports import CudaIpcTransport, ProcessGroupTransport
 boxes, shape, bucket = json.loads(sys.argv[1])
 pieces, held = [], []

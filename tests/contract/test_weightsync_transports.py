@@ -17,10 +17,11 @@ import torch
 
 from cosmos_weightsync import Box, DeadlineError, PeerLostError, Piece, WeightSyncError
 from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool, pull_edge, serve_edge
+from cosmos_weightsync.edges import pull_edge, serve_edge
 from cosmos_weightsync.streaming import PlainRows
 from cosmos_weightsync.transports import (
     Channel,
