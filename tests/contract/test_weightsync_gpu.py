@@ -113,6 +113,9 @@ def test_an_edge_moves_its_boxes_between_processes(over, held_in, wanted_in):
             pieces = [Piece(name, box, 0, 0, 4 * box.numel) for name, box in BOXES.items()]
             target = {name: torch.zeros(SHAPE, device=wanted_in) for name in BOXES}
             held = HeldBoxes((name, Box.full(SHAPE), tensor) for name, tensor in target.items())
+            device = torch.device(wanted_in if "cuda" in wanted_in else "cuda:0")
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
             for _ in range(2):  # The second time over handles that are open already.
                 arrived = pull_edge(
                     channel,
@@ -123,6 +126,7 @@ def test_an_edge_moves_its_boxes_between_processes(over, held_in, wanted_in):
                     bucket_bytes=BUCKET_BYTES,
                 )
                 assert arrived == json.loads(sender.stdout.readline())
+            assert torch.cuda.max_memory_allocated(device) <= before + BUCKET_BYTES
             channel.close()
         finally:
             sender.kill()

@@ -100,11 +100,13 @@ class BucketPool:
                 limit_s = deadline.remaining(f"a part of the bucket of {self._owner}")
                 loan = self._changed.wait_for(
                     lambda: (
-                        self._waiting[0] is turn and self._free_part(num_bytes, least_bytes, device)
+                        self._free_part(num_bytes, least_bytes, device)
+                        if self._waiting[0] is turn
+                        else None
                     ),
                     limit_s,
                 )
-                if not loan:
+                if loan is None:
                     raise DeadlineError(
                         f"{self._owner}: {len(self._lent.get(device, ()))} messages of other edges "
                         f"held its bucket of {self.bucket_bytes} bytes for {limit_s:g} s"
