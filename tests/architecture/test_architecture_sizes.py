@@ -9,6 +9,7 @@ _MAX_RECIPE_LINES = 40  # of code: what a user writes who adds an algorithm
 # {path: reason} for a module, {"path::function": reason} for a function.
 EXCEPTIONS: dict[str, str] = {
     "tests/contract/test_rollout_engines.py": "one contract suite, run for every engine",
+    "tests/contract/test_weightsync_transports.py": "one contract suite, run for every transport",
     "tests/support/hung_policies.py": "one world: what its processes do refers to each other",
     "tests/unit/core/test_core_config.py": "tables of configurations and the errors they give",
 }

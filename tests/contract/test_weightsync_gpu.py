@@ -19,10 +19,11 @@ from cosmos_weightsync import (
     Piece,
     TransportUnavailableError,
 )
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool, pull_edge
+from cosmos_weightsync.edges import pull_edge
 from cosmos_weightsync.transports import CudaIpcTransport, ProcessGroupTransport
 from cosmos_weightsync.transports.cuda_ipc import receiving
 from cosmos_weightsync.transports.host_sockets import HostConnection
@@ -37,7 +38,8 @@ import json, sys, torch
 from cosmos_weightsync import Box, Piece
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool, serve_edge
+from cosmos_weightsync.buckets import BucketPool
+from cosmos_weightsync.edges import serve_edge
 from cosmos_weightsync.transports import CudaIpcTransport, ProcessGroupTransport
 boxes, shape, bucket = json.loads(sys.argv[1])
 pieces, held = [], []
@@ -111,6 +113,9 @@ def test_an_edge_moves_its_boxes_between_processes(over, held_in, wanted_in):
             pieces = [Piece(name, box, 0, 0, 4 * box.numel) for name, box in BOXES.items()]
             target = {name: torch.zeros(SHAPE, device=wanted_in) for name in BOXES}
             held = HeldBoxes((name, Box.full(SHAPE), tensor) for name, tensor in target.items())
+            device = torch.device(wanted_in if "cuda" in wanted_in else "cuda:0")
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
             for _ in range(2):  # The second time over handles that are open already.
                 arrived = pull_edge(
                     channel,
@@ -121,6 +126,7 @@ def test_an_edge_moves_its_boxes_between_processes(over, held_in, wanted_in):
                     bucket_bytes=BUCKET_BYTES,
                 )
                 assert arrived == json.loads(sender.stdout.readline())
+            assert torch.cuda.max_memory_allocated(device) <= before + BUCKET_BYTES
             channel.close()
         finally:
             sender.kill()

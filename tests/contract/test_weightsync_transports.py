@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from json import dumps, loads
 from pathlib import Path
 
@@ -17,12 +18,15 @@ import torch
 
 from cosmos_weightsync import Box, DeadlineError, PeerLostError, Piece, WeightSyncError
 from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool, pull_edge, serve_edge
+from cosmos_weightsync.edges import pull_edge, serve_edge
 from cosmos_weightsync.streaming import PlainRows
 from cosmos_weightsync.transports import (
+    BatchedChannel,
+    Capabilities,
     Channel,
     CrossMemoryTransport,
     LocalTransport,
@@ -45,6 +49,7 @@ TRANSPORTS: dict[str, Callable[[], Transport]] = {
 }
 if importlib.util.find_spec("nixl_cu12") is not None:
     TRANSPORTS["nixl"] = NixlTransport
+BATCHED = [name for name in ("nixl", "process_group") if name in TRANSPORTS]
 BETWEEN_PROCESSES = sorted(set(TRANSPORTS) - {"local", "tcp_plain"})
 
 
@@ -267,6 +272,84 @@ def test_an_edge_moves_its_boxes_and_nothing_else(ends, pool, edge, bucket_bytes
         assert checksum == tensor_checksum(sent[part])
         found[part] = 0
         assert not as_bytes(found).any()  # Nothing beside the box was written.
+
+
+ONE_SIDED = ("expose", "decline", "await_finish", "windows", "finish")
+
+
+def test_what_a_transport_declares_is_what_its_channels_are(transport, ends):
+    declared = transport.capabilities
+    for end in ends:
+        assert end.capabilities == declared
+        found = [hasattr(end, name) for name in ONE_SIDED]
+        assert all(found) if declared.one_sided else not any(found)
+        assert (declared.groups > 1) == isinstance(end, BatchedChannel)
+        assert end.device.type in declared.devices
+        assert "cpu" in declared.devices
+    assert declared.same_host or not declared.same_process
+    assert 0 < declared.direct_bytes <= declared.message_bytes
+
+
+@pytest.mark.parametrize("transport", BATCHED, indirect=True)
+def test_as_many_messages_are_taken_before_the_first_is_done_as_is_declared(ends):
+    sending, receiving = ends
+    sent = [content(1000, seed) for seed in range(sending.capabilities.groups)]
+    arrived = [torch.zeros(1000, dtype=torch.uint8) for _ in sent]
+    begun = [sending.begin_send(view, soon()) for view in sent]  # None is received yet.
+    begun_there = [receiving.begin_recv(view, soon()) for view in arrived]
+    with ThreadPoolExecutor(1) as other:
+        ended = other.submit(lambda: [end() for end in begun])
+        for end in begun_there:
+            end()
+        ended.result()
+    assert all(torch.equal(*pair) for pair in zip(sent, arrived, strict=True))
+
+
+@dataclass
+class Counted:
+    """An end that notes how long each message is; it is neither batched, one-sided nor a stream."""
+
+    real: Channel
+    sizes: list[int] = field(default_factory=list)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.real.capabilities, one_sided=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.real.device
+
+    def send(self, view: torch.Tensor, deadline: Deadline) -> None:
+        self.sizes.append(view.numel())
+        self.real.send(view, deadline)
+
+    def recv_into(self, view: torch.Tensor, deadline: Deadline) -> None:
+        self.real.recv_into(view, deadline)
+
+
+@pytest.mark.parametrize(("beside", "num_messages"), [(-1, 1), (0, 2), (1, 2)])
+def test_pieces_from_direct_bytes_on_travel_alone(ends, pool, beside, num_messages):
+    policy = ends[0].capabilities
+    size = policy.direct_bytes + beside
+    bucket_bytes = 4 * policy.direct_bytes + 256  # Two of them fit into a message.
+    names = ["a", "b"]
+    source = {name: content(size, seed) for seed, name in enumerate(names)}
+    target = {name: torch.zeros(size, dtype=torch.uint8) for name in names}
+    pieces = [Piece(name, Box.full((size,)), 0, 0, size) for name in names]
+    there, here = (
+        HeldBoxes((name, Box.full((size,)), tensor) for name, tensor in side.items())
+        for side in (source, target)
+    )
+    sending, receiving = Counted(ends[0]), Counted(ends[1])
+    buckets = [BucketPool(bucket_bytes) for _ in range(2)]
+    serving = pool.submit(
+        serve_edge, sending, pieces, there, buckets[0], soon(), bucket_bytes=bucket_bytes
+    )
+    arrived = pull_edge(receiving, pieces, here, buckets[1], soon(), bucket_bytes=bucket_bytes)
+    assert arrived == serving.result()
+    assert len(sending.sizes) == num_messages
+    assert all(torch.equal(target[name], source[name]) for name in names)
 
 
 def test_an_edge_whose_source_never_serves_runs_into_the_deadline(ends):

@@ -42,7 +42,7 @@ def main() -> None:
     setup = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     end: Any
-    if "endpoint" in setup:
+    if "endpoints" in setup:
         wanted = [
             item
             for index, item in enumerate(specs(setup["mib"], Box.full((2048, WIDTH))))
@@ -50,15 +50,20 @@ def main() -> None:
         ]
         halves = specs(setup["mib"], Box((0, WIDTH // 2), (2048, WIDTH)))
         wanted += [item for index, item in enumerate(halves) if index % 2 == 0]
-        config = ReceiverConfig(
-            transport=setup["transport"], bucket_bytes=setup["bucket_bytes"], num_threads=1
-        )
-        end = WeightReceiver([setup["endpoint"]], wanted=wanted, config=config)
+        config = ReceiverConfig(transport=setup["transport"], bucket_bytes=setup["bucket_bytes"])
+        end = WeightReceiver(setup["endpoints"], wanted=wanted, config=config)
         say({})
     else:
-        full = specs(setup["mib"], Box.full((2048, WIDTH)))
-        shards = [Shard(spec, torch.ones(spec.box.shape, dtype=torch.bfloat16)) for spec in full]
-        end = WeightSender(shards, config=SenderConfig(bucket_bytes=setup["bucket_bytes"]))
+        rank, num_ranks = setup["rank"], setup["num_ranks"]
+        rows = 2048 // num_ranks
+        part = specs(setup["mib"], Box((rows * rank, 0), (rows * (rank + 1), WIDTH)))
+        shards = [Shard(spec, torch.ones(spec.box.shape, dtype=torch.bfloat16)) for spec in part]
+        end = WeightSender(
+            shards,
+            rank=rank,
+            num_ranks=num_ranks,
+            config=SenderConfig(bucket_bytes=setup["bucket_bytes"]),
+        )
         say({"endpoint": end.endpoint})
     before = 0.0
     for line in sys.stdin:

@@ -14,24 +14,44 @@ SLACK_MIB = 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", [item.name for item in standard_transports()])
+@pytest.mark.parametrize(
+    ("transport", "num_senders", "num_receivers"),
+    [
+        *[(item.name, 1, 1) for item in standard_transports()],
+        *[(name, *ends) for name in ("tcp", "process_group") for ends in ((1, 4), (4, 1))],
+    ],
+)
 def test_a_transfer_takes_no_more_memory_than_its_bucket(
-    start: Callable[[str, dict[str, Any]], Any], transport: str
+    start: Callable[[str, dict[str, Any]], Any],
+    transport: str,
+    num_senders: int,
+    num_receivers: int,
 ) -> None:
     setup = {"mib": MODEL_MIB, "bucket_bytes": BUCKET_MIB << 20, "transport": transport}
-    sender = start("memory_process.py", setup)
-    endpoint = sender.answer()["endpoint"]
-    receiver = start("memory_process.py", {**setup, "endpoint": endpoint})
-    receiver.answer()
+    ranks = [{"rank": rank, "num_ranks": num_senders} for rank in range(num_senders)]
+    senders = [start("memory_process.py", {**setup, **rank}) for rank in ranks]
+    endpoints = [sender.answer()["endpoint"] for sender in senders]
+    receivers = [
+        start("memory_process.py", {**setup, "endpoints": endpoints}) for _ in range(num_receivers)
+    ]
+    for receiver in receivers:
+        receiver.answer()
     grown = {"sender": 0.0, "receiver": 0.0}
     for version in range(1, 6):
-        sender.ask("forget_peak")
-        receiver.ask("forget_peak")
-        sender.ask("publish", version=version)
-        receiver.ask("stage", version=version)
+        ask_all([*senders, *receivers], "forget_peak")
+        ask_all(senders, "publish", version=version)
+        ask_all(receivers, "stage", version=version)
         if version >= 4:  # Both snapshots and the staging memory exist, and were touched.
-            grown["sender"] = max(grown["sender"], sender.ask("grown")["mib"])
-            grown["receiver"] = max(grown["receiver"], receiver.ask("grown")["mib"])
+            for side, ends in (("sender", senders), ("receiver", receivers)):
+                found = [answer["mib"] for answer in ask_all(ends, "grown")]
+                grown[side] = max(grown[side], *found)
     assert max(grown.values()) <= BUCKET_MIB + SLACK_MIB, grown
-    sender.end()
-    receiver.end()
+    for end in (*senders, *receivers):
+        end.end()
+
+
+def ask_all(ends: list[Any], do: str, **arguments: Any) -> list[dict[str, Any]]:
+    """All at the same time."""
+    for end in ends:
+        end.tell(do, **arguments)
+    return [end.answer() for end in ends]

@@ -57,6 +57,11 @@ class Message:
     chunks: tuple[Chunk, ...]
     num_bytes: int
 
+    def await_views(self, held: "HeldBoxes") -> None:
+        """Wait until all of it is there to be sent."""
+        for chunk in self.chunks:
+            held.view(chunk.name, chunk.box)
+
     def tell(self, held: "HeldBoxes") -> None:
         """Its bytes lie in place."""
         regions = [(chunk.name, chunk.box) for chunk in self.chunks]

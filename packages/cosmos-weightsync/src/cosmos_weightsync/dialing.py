@@ -29,7 +29,7 @@ class HolderDialer:
         transports: By name, those that may be used.
         transport: Which to use; ``auto`` decides for each edge.
         token: What holders want to be shown.
-        bucket_bytes: The largest bucket wanted.
+        bucket_bytes: The bucket of this side.
         connect_timeout_s: How long meeting one holder may take.
         device: The kind of memory that versions are received into.
 
@@ -93,6 +93,7 @@ class HolderDialer:
         deadline: Deadline,
         *,
         chunk_bytes: int | None,
+        num_sharing: int,
     ) -> None:
         """Agree with a holder on pieces and a channel for them.
 
@@ -102,6 +103,8 @@ class HolderDialer:
             deadline: When to give up.
             chunk_bytes: The longest message that is wanted; ``None`` leaves it to buckets and
                 transport.
+            num_sharing: How many such edges may be at work at the same time: they get equal parts
+                of the bucket.
 
         Raises:
             TransportUnavailableError: the two cannot use the transport, or none where they may
@@ -109,7 +112,7 @@ class HolderDialer:
             WeightSyncError: the holder refuses.
         """
         soon = deadline.within(self._connect_timeout_s)
-        size = self._bucket_bytes
+        size = max(LEAST_BUCKET_BYTES, self._bucket_bytes // num_sharing)
         if chunk_bytes is not None:  # Two messages share a bucket.
             size = min(size, max(LEAST_BUCKET_BYTES, 2 * chunk_bytes))
         if self._transport != "auto":

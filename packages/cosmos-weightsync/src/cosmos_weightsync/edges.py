@@ -7,27 +7,25 @@ channel.
 
 Over a one-sided channel the receiver copies out of the source's memory. Over a stream, pieces of
 some size leave from the rows they lie in and are hashed as they arrive. Over the others the pieces
-travel as messages, two packed ones in the bucket at a time: while one is on its way, the source
-packs the next, and the receiver hashes and unpacks the one before. How many messages may be under
-way is the transport's policy; a stream socket has its own window.
+travel as messages, two packed ones at a time where the bucket has room: while one is on its way,
+the source packs the next, and the receiver hashes and unpacks the one before. How many messages may
+be under way is the transport's policy; a stream socket has its own window.
 
 ```
-source    pack 0 │ pack 1 │ pack 2 │          halves of its bucket in turn
+source    pack 0 │ pack 1 │ pack 2 │          two parts of its bucket
 wire             │ send 0 │ send 1 │ send 2
 receiver                  │ done 0 │ done 1 │ done 2
 ```
 """
 
-import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from cosmos_weightsync.arenas import ALIGNMENT
+from cosmos_weightsync.buckets import Borrower, BucketPool, Loan, half_of
 from cosmos_weightsync.checksums import (
     RunningChecksum,
     box_blocks,
@@ -50,61 +48,7 @@ from cosmos_weightsync.transports import (
     one_sided,
 )
 
-__all__ = ["BucketPool", "compare_checksums", "pull_edge", "serve_edge", "source_checksums"]
-
-
-class BucketPool:
-    """Staging memory for small and strided pieces, shared by the edges of one process.
-
-    A bucket is allocated when a message first needs packing and is kept for the next edge, so
-    there are never more buckets than edges at work at the same time. May be used from any thread.
-
-    Args:
-        bucket_bytes: The size of each; messages are at most half so long.
-    """
-
-    def __init__(self, bucket_bytes: int) -> None:
-        self.bucket_bytes = bucket_bytes
-        self._idle: dict[torch.device, list[Tensor]] = {}
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def borrow(self) -> "Generator[_Borrowed]":
-        """A bucket for one edge, taken on first use and given back at the end."""
-        borrowed = _Borrowed(self)
-        try:
-            yield borrowed
-        finally:
-            if borrowed.taken is not None:
-                with self._lock:
-                    self._idle.setdefault(borrowed.taken.device, []).append(borrowed.taken)
-
-    def take(self, device: torch.device) -> Tensor:
-        """An idle bucket, or a new one."""
-        with self._lock:
-            idle = self._idle.get(device)
-            if idle:
-                return idle.pop()
-        return torch.empty(self.bucket_bytes, dtype=torch.uint8, device=device)
-
-
-class _Borrowed:
-    def __init__(self, pool: BucketPool) -> None:
-        self._pool = pool
-        self.half_bytes = half_of(pool.bucket_bytes)
-        self.taken: Tensor | None = None
-
-    def half(self, turn: int, num_bytes: int, device: torch.device) -> Tensor:
-        """The first bytes of one of the two halves."""
-        if self.taken is None:
-            self.taken = self._pool.take(device)
-        start = turn % 2 * self.half_bytes
-        return self.taken[start : start + num_bytes]
-
-
-def half_of(bucket_bytes: int) -> int:
-    """The size of half a bucket, aligned for any dtype."""
-    return bucket_bytes // (2 * ALIGNMENT) * ALIGNMENT
+__all__ = ["compare_checksums", "pull_edge", "serve_edge", "source_checksums"]
 
 
 def serve_edge(
@@ -145,57 +89,76 @@ def serve_edge(
     return source_checksums(pieces, held)
 
 
+_MOST_PACKED = 2
+
+
 class _UnderWay:
-    """Messages that were begun and are not done: a few, and one at most in each half."""
+    """Messages that were begun and are not done: a few, two of them at most in the bucket."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, bucket: Borrower) -> None:
         self._most = most
-        self._waiting: deque[tuple[Callable[[], None], int | None]] = deque()
+        self._bucket = bucket
+        self._waiting: deque[tuple[Callable[[], None], Loan | None]] = deque()
 
-    def make_room(self, half: int | None) -> None:
-        """End the oldest ones until there is room for another, in this half of the bucket."""
-        while len(self._waiting) >= self._most or (
-            half is not None and any(half == used for _, used in self._waiting)
-        ):
-            self._waiting.popleft()[0]()
+    def make_room(self) -> None:
+        """End the oldest ones until there is room for another."""
+        while len(self._waiting) >= self._most:
+            self._end_oldest()
 
-    def add(self, end: Callable[[], None], half: int | None) -> None:
-        """Another; ``end`` waits for it."""
-        self._waiting.append((end, half))
+    def make_packed_room(self) -> None:
+        """The same, for one in the bucket."""
+        self.make_room()
+        while len(self._bucket.loans) >= _MOST_PACKED:
+            self._end_oldest()
+
+    def add(self, end: Callable[[], None], loan: Loan | None) -> None:
+        """Another; ``end`` waits for it, and then its part of the bucket is free."""
+        self._waiting.append((end, loan))
 
     def drain(self) -> None:
         """End all."""
         while self._waiting:
-            self._waiting.popleft()[0]()
+            self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        end, loan = self._waiting.popleft()
+        end()
+        if loan is not None:
+            self._bucket.give_back(loan)
 
 
 def _send(
     channel: Channel,
     pieces: EdgePieces,
     held: HeldBoxes,
-    bucket: _Borrowed,
+    bucket: Borrower,
     bucket_bytes: int,
     deadline: Deadline,
 ) -> None:
-    under_way = _UnderWay(channel.capabilities.groups)
+    under_way = _UnderWay(channel.capabilities.groups, bucket)
     batched = channel if isinstance(channel, BatchedChannel) else None
     stream = channel if isinstance(channel, StreamChannel) else None
-    turn = 0
     for placed in _messages(channel, pieces, held, bucket_bytes):
         if stream is not None and placed.rows is not None:
             stream.send_rows(placed.rows, deadline)
             continue
-        content = placed.flat
-        half = None if content is not None else turn % 2
-        under_way.make_room(half)
-        if content is None:
+        content, loan = placed.flat, None
+        if content is not None:
+            under_way.make_room()
+        else:
+            if held.is_arriving:
+                placed.message.await_views(held)
+            under_way.make_packed_room()
             size = placed.message.num_bytes
-            content = placed.pack(held, bucket.half(turn, size, channel.device))
-            turn += 1
+            loan = bucket.take(size, channel.device, deadline, under_way.drain)
+            content = placed.pack(held, loan.view)
         if batched is not None:
-            under_way.add(batched.begin_send(content, deadline), half)
+            under_way.add(batched.begin_send(content, deadline), loan)
         else:
             channel.send(content, deadline)
+            under_way.add(lambda: None, loan)
+        if batched is None or held.is_arriving:
+            under_way.drain()  # Nothing is kept from others while this waits for what comes next.
     under_way.drain()
 
 
@@ -236,35 +199,45 @@ def pull_edge(
         TransferError: the source is gone or too slow; the channel is of no use afterwards.
     """
     pieces = EdgePieces.of(pieces)
-    with buckets.borrow() as bucket:
+    with buckets.borrow(half_of(bucket_bytes)) as bucket:
         if one_sided(channel):
             places = pieces.places(held)
             windows = channel.windows(places.shapes, deadline)
             if windows is not None:
                 sums: list[int] = []
+                staging = _Staging(channel, bucket, half_of(bucket_bytes), deadline)
                 for batch in places.batches(windows, half_of(bucket_bytes)):
                     deadline.remaining("the rest of the pieces")
-                    sums += _read(channel, windows, batch, places, bucket)
+                    sums += _read(windows, batch, places, staging)
                     held.arrived(pieces.regions[batch.first : batch.stop], batch.num_bytes)
                 channel.finish(deadline)
                 return sums
         return _receive(channel, pieces, held, bucket, bucket_bytes, deadline)
 
 
-def _read(
-    channel: Channel, windows: Windows, batch: Batch, places: EdgePlaces, bucket: _Borrowed
-) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class _Staging:
+    """Where a one-sided receiver puts what cannot be read into place."""
+
+    channel: Channel
+    bucket: Borrower
+    most_bytes: int
+    deadline: Deadline
+
+
+def _read(windows: Windows, batch: Batch, places: EdgePlaces, staging: _Staging) -> list[int]:
     """Copy and hash pieces: in one go where both ends are rows of bytes, as they mostly are."""
     if batch.take is not None:
         return batch.take()
     numbers = range(batch.first, batch.stop)
-    return [_read_boxes(channel, windows[n], places.views[n], bucket) for n in numbers]
+    return [_read_boxes(windows[n], places.views[n], staging) for n in numbers]
 
 
-def _read_boxes(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> int:
+def _read_boxes(window: Window, view: Tensor, staging: _Staging) -> int:
     """Any strides and devices, block by block, each hashed while the cache holds it."""
     running = RunningChecksum()
-    size = min(channel.capabilities.read_bytes, bucket.half_bytes)
+    channel, bucket = staging.channel, staging.bucket
+    size = min(channel.capabilities.read_bytes, staging.most_bytes)
     for block in box_blocks(view.shape, view.element_size(), size):
         target = view[block]
         if target.is_contiguous() and target.device == channel.device:
@@ -272,10 +245,12 @@ def _read_boxes(channel: Channel, window: Window, view: Tensor, bucket: _Borrowe
             running.add(target)
             continue
         num_bytes = target.numel() * target.element_size()
-        staged = bucket.half(0, num_bytes, channel.device).view(view.dtype).view(target.shape)
+        loan = bucket.take(num_bytes, channel.device, staging.deadline)
+        staged = loan.view.view(view.dtype).view(target.shape)
         window.read(block, staged)
         running.add(staged)
         target.copy_(staged)
+        bucket.give_back(loan)
     return running.value
 
 
@@ -283,33 +258,34 @@ def _receive(
     channel: Channel,
     pieces: EdgePieces,
     held: HeldBoxes,
-    bucket: _Borrowed,
+    bucket: Borrower,
     bucket_bytes: int,
     deadline: Deadline,
 ) -> list[int]:
     sums = PieceSums(pieces)
-    under_way = _UnderWay(channel.capabilities.groups)
+    under_way = _UnderWay(channel.capabilities.groups, bucket)
     batched = channel if isinstance(channel, BatchedChannel) else None
     stream = channel if isinstance(channel, StreamChannel) else None
-    turn = 0
     for placed in _messages(channel, pieces, held, bucket_bytes):
         message = placed.message
         if stream is not None and placed.raw is not None:
             stream.recv_hashed(placed.raw, sums.running(message.chunks[0].piece), deadline)
             message.tell(held)
             continue
-        view = placed.flat
-        half = None if view is not None else turn % 2
-        under_way.make_room(half)
-        if view is None:
-            view = bucket.half(turn, message.num_bytes, channel.device)
-            turn += 1
+        view, loan = placed.flat, None
+        if view is not None:
+            under_way.make_room()
+        else:
+            under_way.make_packed_room()
+            loan = bucket.take(message.num_bytes, channel.device, deadline, under_way.drain)
+            view = loan.view
         if batched is not None:
             wait = batched.begin_recv(view, deadline)
-            under_way.add(partial(_end, wait, placed, view, held, sums), half)
+            under_way.add(partial(_end, wait, placed, view, held, sums), loan)
         else:
             channel.recv_into(view, deadline)
-            _end(None, placed, view, held, sums)
+            under_way.add(partial(_end, None, placed, view, held, sums), loan)
+            under_way.drain()
     under_way.drain()
     return sums.values()
 

@@ -9,10 +9,10 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum, version_digest
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.dialing import HolderDialer
-from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import (
     BaseVersionError,
     DeadlineError,
@@ -223,6 +223,8 @@ class VersionFetcher:
     def _attempt(
         self, at_least: int, num_threads: int, deadline: Deadline, reuse: ReusePolicy
     ) -> Fetched:
+        for edge in self._edges:
+            edge.num_sharing = min(num_threads, len(self._edges))
         first = [edge for edge in self._edges if not edge.is_relay]
         sessions = [self._open(edge, deadline) for edge in first]
         version = self._agree(first, at_least, deadline)
@@ -295,7 +297,13 @@ class VersionFetcher:
                 if session is None:
                     edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
                 if not session.is_open:
-                    self._dialer.open(session, edge.wanted, deadline, chunk_bytes=edge.chunk_bytes)
+                    self._dialer.open(
+                        session,
+                        edge.wanted,
+                        deadline,
+                        chunk_bytes=edge.chunk_bytes,
+                        num_sharing=edge.num_sharing,
+                    )
             except DeadlineError as error:
                 if time.monotonic() >= deadline.at:
                     raise

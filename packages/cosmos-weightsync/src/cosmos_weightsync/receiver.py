@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from cosmos_weightsync.attendance import Attendance
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.dialing import HolderDialer
-from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import ConfigurationError, FencedError, VersionError
 from cosmos_weightsync.fetching import Patience, VersionFetcher
 from cosmos_weightsync.gathering import DirectorySources
@@ -59,8 +59,8 @@ class WeightReceiver:
 
     It keeps one buffer of what it wants (the shadow), fills it by `stage` while the old weights
     are in use, and copies it over them by `commit`. A version is in use whole or not at all.
-    Extra memory: the shadow, and ``num_threads`` buckets during `stage`. An in-place receiver has
-    no shadow, and no version while it stages.
+    Extra memory: the shadow and `ReceiverConfig.bucket_bytes`. An in-place receiver has no shadow,
+    and no version while it stages.
 
     A sender that dies is replaced, in the middle of a version, by whoever else has its regions.
 
@@ -107,11 +107,11 @@ class WeightReceiver:
         serves = bool(config.serve_host)
         listed = self._listed(endpoints, may_come_later=serves)
         self._shadow = shadow = Shadow()
-        self._buckets = buckets = BucketPool(config.bucket_bytes)
+        self._buckets = buckets = BucketPool(config.bucket_bytes, "the receiver")
         self._staged: StagedVersion | None = None
         self._version: int | None = None
         self._committed: StagedVersion | None = None
-        self._server = serve_received(config, shadow, known, buckets) if serves else None
+        self._server = serve_received(config, shadow, known) if serves else None
         self._attendance = self._attend() if listed is None else None
         self._fetcher = VersionFetcher(
             listed or self._found_sources(),

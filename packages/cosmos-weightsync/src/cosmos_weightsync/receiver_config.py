@@ -21,7 +21,8 @@ class ReceiverConfig:
         transport: ``shared_memory``, ``tcp``, ``process_group``, or the name of one handed to the
             receiver. ``auto`` takes for each sender what copies the bytes least often: see
             `cosmos_weightsync.transports.choose_transport`.
-        bucket_bytes: Small pieces arrive in buckets of this size; one per thread.
+        bucket_bytes: Small pieces arrive in a bucket of this size; senders that are read from at
+            the same time have equal parts of it. What this receiver serves has as much again.
         num_threads: How many senders are read from at the same time.
         token: What the senders want to be shown, and what this receiver wants to be shown.
         connect_timeout_s: How long meeting a sender may take.

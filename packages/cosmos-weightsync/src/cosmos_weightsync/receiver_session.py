@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edge_pieces import EdgePieces
-from cosmos_weightsync.edges import BucketPool, compare_checksums, pull_edge
+from cosmos_weightsync.edges import compare_checksums, pull_edge
 from cosmos_weightsync.errors import DeadlineError, ProtocolError
 from cosmos_weightsync.frames import ControlConnection, connect_control, parse_endpoint
 from cosmos_weightsync.holding import Role

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool, pull_edge, serve_edge, source_checksums
+from cosmos_weightsync.edges import pull_edge, serve_edge, source_checksums
 from cosmos_weightsync.encodings.changed_edges import check_base, pull_changes, serve_changes
 from cosmos_weightsync.errors import (
     BaseVersionError,

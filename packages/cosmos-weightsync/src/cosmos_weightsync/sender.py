@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 
 from cosmos_weightsync.attendance import Attendance
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.encodings import Cast, EncodedShards, encode
 from cosmos_weightsync.errors import ConfigurationError, VersionError
 from cosmos_weightsync.frames import parse_endpoint
@@ -47,7 +47,8 @@ class SenderConfig:
     Attributes:
         wire_dtype: Floating tensors are cast to this once, when published: ``bfloat16``. Empty
             sends what is in memory.
-        bucket_bytes: Small pieces are packed into buckets of this size; one per session.
+        bucket_bytes: Small pieces are packed into a bucket of this size. All receivers share it:
+            where many fetch at the same time, some wait for others.
         max_snapshots: Copies of this rank's shards that may exist, at least 2. A third is
             allocated only when receivers read two versions at the same time.
         num_bases: Versions that receivers have fetched and that are kept for these to ask for
@@ -167,7 +168,7 @@ class WeightSender:
             transports={item.name: item for item in (*standard_transports(), *transports)},
             token=config.token,
             host=config.bind_host,
-            buckets=BucketPool(config.bucket_bytes),
+            buckets=BucketPool(config.bucket_bytes, f"sender rank {rank}"),
             idle_s=config.idle_s,
         )
         self._server = Server(

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cosmos_weightsync.boxes import subtract_all
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edge_pieces import EdgePieces
-from cosmos_weightsync.edges import BucketPool, serve_edge
+from cosmos_weightsync.edges import serve_edge
 from cosmos_weightsync.errors import (
     DeadlineError,
     LayoutError,

@@ -16,9 +16,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import piece_checksum
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import (
     DeadlineError,
     DigestError,
@@ -74,6 +74,7 @@ class Edge:
         session: Connected, pinned and open for ``wanted``; ``None`` makes one for this version.
         is_relay: The source is a receiver that gets the version at the same time.
         chunk_bytes: The most that may travel before it is passed on; ``None`` for no limit.
+        num_sharing: How many such edges may share the bucket.
         had: The version that was pinned last; -1 for none.
     """
 
@@ -83,6 +84,7 @@ class Edge:
     session: ReceiverSession | None = None
     is_relay: bool = False
     chunk_bytes: int | None = None
+    num_sharing: int = 1
     had: int = -1
 
     _specs: tuple[Layout, Layout, list[ShardSpec]] | None = None
@@ -151,6 +153,7 @@ class Dialer(Protocol):
         deadline: Deadline,
         *,
         chunk_bytes: int | None,
+        num_sharing: int,
     ) -> None:
         """Agree on pieces, a channel for them and the size of messages."""
         ...
@@ -240,6 +243,7 @@ class Staging:
         self._held = shadow.arriving()
         self._running: dict[Future[list[int]], Edge] = {}
         self._is_over = False
+        self._num_sharing = 1
         self.failed: dict[str, WeightSyncError] = {}
         self.sums: dict[int, Sequence[int]] = {}
 
@@ -250,6 +254,8 @@ class Staging:
             WeightSyncError: the first failure that nobody else could make up for.
         """
         numbers = {edge: number for number, edge in enumerate(edges)}
+        # All threads may take the place of one edge: together they get the share of that one.
+        self._num_sharing = num_threads * max((edge.num_sharing for edge in edges), default=1)
         with ThreadPoolExecutor(num_threads, "weight-pull") as pool:
             try:
                 self._submit(pool, edges, deadline)
@@ -306,7 +312,7 @@ class Staging:
         for source, held in checks:
             edges.setdefault(source, Edge(source, Layout.from_ranks([]))).arrived = held
         for other in edges.values():
-            other.chunk_bytes = edge.chunk_bytes
+            other.chunk_bytes, other.num_sharing = edge.chunk_bytes, self._num_sharing
         return list(edges.values())
 
     def _pull(self, edge: Edge, deadline: Deadline) -> list[int]:
@@ -332,7 +338,13 @@ class Staging:
             edge.wanted = Layout.from_ranks([[*edge.wanted.specs_of(0), *wrong]])
         if not edge.wanted.tensors:
             return []
-        self._dialer.open(session, edge.wanted, deadline, chunk_bytes=edge.chunk_bytes)
+        self._dialer.open(
+            session,
+            edge.wanted,
+            deadline,
+            chunk_bytes=edge.chunk_bytes,
+            num_sharing=edge.num_sharing,
+        )
         return session.pull(self._held, self._buckets, deadline)
 
     def _wrong(

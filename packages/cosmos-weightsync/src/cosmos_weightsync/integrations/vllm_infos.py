@@ -27,7 +27,7 @@ class InitInfo(WeightTransferInitInfo):
         transport: This and the following as in `ReceiverConfig`.
         serve_host: Where each worker serves what it has to other engines; empty for nobody.
         token: What the senders want to be shown.
-        bucket_bytes: One bucket per thread.
+        bucket_bytes: Of the bucket that all threads share.
         num_threads: How many senders a worker reads from at the same time.
         connect_timeout_s: How long meeting a sender may take.
         stall_s: A sender that is silent for so long counts as lost.

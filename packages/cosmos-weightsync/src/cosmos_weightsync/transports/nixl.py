@@ -138,8 +138,11 @@ class _Agent:
 
 
 class _NixlChannel:
-    def __init__(self, agent: _Agent, connection: socket.socket, peer: str) -> None:
+    def __init__(
+        self, agent: _Agent, connection: socket.socket, peer: str, capabilities: Capabilities
+    ) -> None:
         self._agent = agent
+        self._capabilities = capabilities
         self._socket = connection
         self._control = ControlConnection(connection, peer)
         self._peer = peer
@@ -149,7 +152,7 @@ class _NixlChannel:
 
     @property
     def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
+        return self._capabilities
 
     @property
     def device(self) -> torch.device:
@@ -221,8 +224,9 @@ class _NixlChannel:
 
 
 class _PendingNixl:
-    def __init__(self, api: Any, side: Side, host: str) -> None:
+    def __init__(self, api: Any, side: Side, host: str, capabilities: Capabilities) -> None:
         self._api = api
+        self._capabilities = capabilities
         self._pending = prepare_tcp(side, host)
 
     @property
@@ -232,7 +236,7 @@ class _PendingNixl:
     def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _NixlChannel:
         connection, name = self._pending.meet(peer, deadline)
         try:
-            return _NixlChannel(_Agent(self._api), connection, name)
+            return _NixlChannel(_Agent(self._api), connection, name, self._capabilities)
         except self._api.nixlBind.nixlBackendError as error:
             connection.close()
             raise TransportUnavailableError(f"NIXL has no backend here: {error}") from error
@@ -270,4 +274,4 @@ class NixlTransport:
 
     def prepare(self, side: Side, host: str) -> PendingChannel:
         """Listen on ``host`` as the sender; nothing yet as the receiver."""
-        return _PendingNixl(_nixl(), side, host)
+        return _PendingNixl(_nixl(), side, host, self._capabilities)
