@@ -12,6 +12,7 @@ from cosmos_weightsync import (
     SenderConfig,
     WeightReceiver,
     WeightSender,
+    buckets,
     shards_of,
 )
 from cosmos_weightsync.buckets import BucketPool, half_of
@@ -59,9 +60,22 @@ def test_an_edge_waits_no_longer_than_its_deadline_and_says_for_whom():
     pool = BucketPool(1024, "sender rank 3")
     with pool.borrow() as one, pool.borrow() as other:
         one.take(600, CPU, soon())
-        with pytest.raises(DeadlineError, match="sender rank 3: 1 messages of other edges held"):
+        with pytest.raises(DeadlineError, match="waiting for a part of the bucket of sender rank"):
             other.take(512, CPU, soon(0.1))
         assert other.take(300, CPU, soon()).start == 640  # Nobody waits any more.
+
+
+def test_a_message_that_hangs_keeps_its_bucket_and_the_others_get_another(monkeypatch):
+    monkeypatch.setattr(buckets, "_PATIENCE_S", 0.05)
+    pool = BucketPool(1024)
+    with pool.borrow() as hanging, pool.borrow() as other:
+        held = hanging.take(1024, CPU, soon())
+        held.view.fill_(7)
+        other.take(512, CPU, soon()).view.zero_()
+        other.take(512, CPU, soon()).view.zero_()
+        assert int(held.view.sum()) == 7 * 1024
+        hanging.give_back(held)
+        assert hanging.take(64, CPU, soon(), lambda: None) is not None
 
 
 def test_an_edge_that_ends_gives_everything_back():

@@ -8,9 +8,14 @@ a part is free         lend it
 none, and we hold one  end the message that is in it, then lend
 none, and we hold none wait, first come, first served, until the deadline
 ```
+
+A peer that hangs would keep others from the bucket for as long as its own deadline is. Where one
+holds a part for longer than a moment, those that wait get another bucket, and that one's goes with
+its message: in the worst case each edge has one of its own.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -21,9 +26,11 @@ from torch import Tensor
 
 from cosmos_weightsync.arenas import ALIGNMENT
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import DeadlineError
 
 __all__ = ["Borrower", "BucketPool", "Loan", "half_of"]
+
+_PATIENCE_S = 2.0
+"""How long a message may be under way while others wait for its part."""
 
 
 def half_of(bucket_bytes: int) -> int:
@@ -38,6 +45,7 @@ class Loan:
     view: Tensor
     start: int
     stop: int
+    since_s: float
 
 
 class BucketPool:
@@ -91,27 +99,24 @@ class BucketPool:
         """A part of the bucket, in turn; who waits must hold none.
 
         Raises:
-            DeadlineError: others held too much for too long.
+            DeadlineError: it was not its turn in time.
         """
         turn = object()
+
+        def free() -> Loan | None:
+            is_next = self._waiting[0] is turn
+            return self._free_part(num_bytes, least_bytes, device) if is_next else None
+
         with self._changed:
             self._waiting.append(turn)
             try:
-                limit_s = deadline.remaining(f"a part of the bucket of {self._owner}")
-                loan = self._changed.wait_for(
-                    lambda: (
-                        self._free_part(num_bytes, least_bytes, device)
-                        if self._waiting[0] is turn
-                        else None
-                    ),
-                    limit_s,
-                )
-                if loan is None:
-                    raise DeadlineError(
-                        f"{self._owner}: {len(self._lent.get(device, ()))} messages of other edges "
-                        f"held its bucket of {self.bucket_bytes} bytes for {limit_s:g} s"
-                    )
-                return loan
+                while True:
+                    limit_s = deadline.remaining(f"a part of the bucket of {self._owner}")
+                    loan = self._changed.wait_for(free, min(limit_s, _PATIENCE_S))
+                    if loan is not None:
+                        return loan
+                    if self._waiting[0] is turn:
+                        self._replace_if_held(device)
             finally:
                 self._waiting.remove(turn)
                 self._changed.notify_all()
@@ -119,8 +124,19 @@ class BucketPool:
     def give_back(self, loan: Loan) -> None:
         """The message in this part is done."""
         with self._changed:
-            self._lent[loan.view.device].remove(loan)
+            lent = self._lent[loan.view.device]
+            if loan in lent:  # not if its bucket was replaced
+                lent.remove(loan)
             self._changed.notify_all()
+
+    def _replace_if_held(self, device: torch.device) -> None:
+        """Leave the bucket to a message that is under way for too long, and take another."""
+        place = self._bucket(device).device
+        held_since = min((loan.since_s for loan in self._lent[place]), default=time.monotonic())
+        if time.monotonic() - held_since >= _PATIENCE_S:
+            for named in [d for d, bucket in self._buckets.items() if bucket.device == place]:
+                del self._buckets[named]
+            self._lent[place].clear()
 
     def _free_part(self, num_bytes: int, least_bytes: int, device: torch.device) -> Loan | None:
         """The first gap that is wide enough."""
@@ -133,7 +149,7 @@ class BucketPool:
             number += 1
         if start + size > self.bucket_bytes:
             return None
-        loan = Loan(bucket[start : start + num_bytes], start, start + size)
+        loan = Loan(bucket[start : start + num_bytes], start, start + size, time.monotonic())
         lent.insert(number, loan)
         return loan
 
@@ -171,7 +187,7 @@ class Borrower:
             end_all: Ends all messages of this edge that are under way, and gives their parts back.
 
         Raises:
-            DeadlineError: others held too much for too long.
+            DeadlineError: it was not its turn in time.
         """
         loan = self._pool.lend(num_bytes, self._least_bytes, device)
         if loan is None:
