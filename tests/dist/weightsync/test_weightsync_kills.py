@@ -3,7 +3,7 @@
 Version v is the number v in every element, so a mixture cannot hide. Two senders hold the same
 model; one receiver fetches from them, one from the other receiver where it can. Each round a new
 version is published, both receivers update, and one of the four processes is killed, by the clock
-or at a message of its own. ``--weightsync-kills 300`` makes it a long hunt.
+or, over TCP, at a message of its own. ``--weightsync-kills 300`` makes it a long hunt.
 """
 
 import random
@@ -21,10 +21,10 @@ ROLES = ("sender 0", "sender 1", "receiver 0", "receiver 1")
 class Cluster:
     """Two senders, two receivers, one directory."""
 
-    def __init__(self, zygote: Any, mode: str) -> None:
+    def __init__(self, zygote: Any, mode: str, transport: str) -> None:
         self.directory = WeightDirectory(lease_s=5.0)
         self._zygote = zygote
-        self._mode = mode
+        self.mode, self.transport = mode, transport
         self.processes = {role: self.start(role) for role in ROLES}
 
     def start(self, name: str) -> Any:
@@ -32,7 +32,8 @@ class Cluster:
         more = {"num_ranks": 2}
         if role == "receiver":
             prefer = "receivers" if int(rank) else "senders"
-            more = {"config": {"mode": self._mode, "prefer": prefer}}
+            how = {"mode": self.mode, "transport": self.transport}
+            more = {"config": {**how, "prefer": prefer}}
         return self._zygote.fork(
             directory=self.directory.endpoint, role=role, rank=int(rank), **more
         )
@@ -43,9 +44,18 @@ class Cluster:
         self.directory.close()
 
 
-@pytest.fixture(params=["staged", "in_place"])
+@pytest.fixture(
+    params=[
+        ("staged", "tcp"),
+        ("in_place", "tcp"),
+        ("staged", "shared_memory"),
+        ("staged", "cross_memory"),
+        ("in_place", "process_group"),
+    ],
+    ids=" ".join,
+)
 def cluster(request: pytest.FixtureRequest, zygote: Any) -> Iterator[Cluster]:
-    found = Cluster(zygote, request.param)
+    found = Cluster(zygote, *request.param)
     yield found
     found.close()
 
@@ -54,7 +64,7 @@ def round_of(cluster: Cluster, version: int, chance: random.Random) -> str:
     """Publish, update, kill; check the survivors; start the victim again. Returns who died."""
     name = chance.choice(ROLES)
     victim = cluster.processes[name]
-    if by_message := chance.random() < 0.5:
+    if by_message := chance.random() < 0.5 and cluster.transport == "tcp":
         victim.tell("die_at", message=chance.randrange(40))
         victim.answer()
     for role in ROLES:
@@ -76,6 +86,10 @@ def round_of(cluster: Cluster, version: int, chance: random.Random) -> str:
         assert answer["error"] == "", (version, name, by_message, role, answer)
         assert answer["version"] == version
         assert answer["values"] == [float(version)]
+        if cluster.mode == "staged":  # what is in use meanwhile is one version, whole
+            served = answer["meanwhile"]
+            assert served["values"] == [float(served["version"] or 0)]
+            assert served["version"] in (None, version - 1)
     victim.close()
     cluster.processes[name] = again = cluster.start(name)
     if name.startswith("sender"):

@@ -125,14 +125,16 @@ class Member:
         return {"version": version}
 
     def update(self, version: int, timeout_s: float) -> dict[str, Any]:
-        error, wire_bytes = "", -1
+        error, wire_bytes, meanwhile = "", -1, self.state()
         try:
             wire_bytes = self.receiver.stage(version, timeout_s=timeout_s).wire_bytes
+            meanwhile = self.state()
             self.receiver.commit()
             self.receiver.verify()
         except WeightSyncError as failed:
             error = f"{type(failed).__name__}: {failed}"
-        return {"error": error, "wire_bytes": wire_bytes, **self.state()}
+        told = {"error": error, "wire_bytes": wire_bytes, "meanwhile": meanwhile}
+        return {**told, **self.state()}
 
     def planned(self) -> dict[str, Any]:
         """By name, whom this receiver was to take the version from that it staged last."""

@@ -12,7 +12,6 @@ from cosmos_weightsync import (
     SenderConfig,
     WeightReceiver,
     WeightSender,
-    buckets,
     shards_of,
 )
 from cosmos_weightsync.buckets import BucketPool, half_of
@@ -65,9 +64,8 @@ def test_an_edge_waits_no_longer_than_its_deadline_and_says_for_whom():
         assert other.take(300, CPU, soon()).start == 640  # Nobody waits any more.
 
 
-def test_a_message_that_hangs_keeps_its_bucket_and_the_others_get_another(monkeypatch):
-    monkeypatch.setattr(buckets, "_PATIENCE_S", 0.05)
-    pool = BucketPool(1024)
+def test_a_message_that_hangs_keeps_its_bucket_and_the_others_get_another():
+    pool = BucketPool(1024, patience_s=0.05)
     with pool.borrow() as hanging, pool.borrow() as other:
         held = hanging.take(1024, CPU, soon())
         held.view.fill_(7)

@@ -30,7 +30,6 @@ from cosmos_weightsync.deadlines import Deadline
 __all__ = ["Borrower", "BucketPool", "Loan", "half_of"]
 
 _PATIENCE_S = 2.0
-"""How long a message may be under way while others wait for its part."""
 
 
 def half_of(bucket_bytes: int) -> int:
@@ -58,10 +57,14 @@ class BucketPool:
         bucket_bytes: The size of the bucket, for all edges together; messages are at most half so
             long.
         owner: Whose it is, for the error of an edge that waits in vain: ``sender rank 3``.
+        patience_s: How long a message may be under way while others wait for its part.
     """
 
-    def __init__(self, bucket_bytes: int, owner: str = "this process") -> None:
+    def __init__(
+        self, bucket_bytes: int, owner: str = "this process", *, patience_s: float = _PATIENCE_S
+    ) -> None:
         self.bucket_bytes = bucket_bytes
+        self._patience_s = patience_s
         self._owner = owner
         self._buckets: dict[torch.device, Tensor] = {}
         self._lent: dict[torch.device, list[Loan]] = {}
@@ -112,7 +115,7 @@ class BucketPool:
             try:
                 while True:
                     limit_s = deadline.remaining(f"a part of the bucket of {self._owner}")
-                    loan = self._changed.wait_for(free, min(limit_s, _PATIENCE_S))
+                    loan = self._changed.wait_for(free, min(limit_s, self._patience_s))
                     if loan is not None:
                         return loan
                     if self._waiting[0] is turn:
@@ -133,7 +136,7 @@ class BucketPool:
         """Leave the bucket to a message that is under way for too long, and take another."""
         place = self._bucket(device).device
         held_since = min((loan.since_s for loan in self._lent[place]), default=time.monotonic())
-        if time.monotonic() - held_since >= _PATIENCE_S:
+        if time.monotonic() - held_since >= self._patience_s:
             for named in [d for d, bucket in self._buckets.items() if bucket.device == place]:
                 del self._buckets[named]
             self._lent[place].clear()
