@@ -85,6 +85,10 @@ def test_chains_are_generated_where_a_recipe_has_them(tmp_path: Path) -> None:
 
 
 def test_more_chains_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match="want at most max_terms"):
+        ChainConfig(median_terms=float("inf"))
+    with pytest.raises(ValueError, match="want at most max_terms"):
+        ChainConfig(sigma=float("inf"))
     few = ChainConfig(rows=30, held_out=1, sigma=0.0, median_terms=2.0, max_term=4)
     with pytest.raises(DataError, match=r"25 different chains were found where .* want 31"):
         chain_rows(few, seed=0)

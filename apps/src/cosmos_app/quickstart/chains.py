@@ -15,6 +15,7 @@ from cosmos_app.quickstart.arithmetic import Row
 from cosmos_app.ranges import require_at_least
 
 _FEWEST_TERMS = 2
+_WIDEST = 5
 _TRIES = 100
 """Draws of a row, on average, before a request for as many different ones is given up."""
 
@@ -43,10 +44,15 @@ class ChainConfig:
         """Check the ranges.
 
         Raises:
-            ValueError: naming what is too small.
+            ValueError: naming what is out of range.
         """
         least = {"rows": 1, "held_out": 1, "median_terms": 1, "max_term": 1}
         require_at_least(self, {**least, "sigma": 0, "max_terms": _FEWEST_TERMS})
+        if self.median_terms > self.max_terms or self.sigma > _WIDEST:
+            raise ValueError(
+                f"median_terms is {self.median_terms} and sigma {self.sigma}; want at most "
+                f"max_terms, {self.max_terms}, and {_WIDEST}"
+            )
 
 
 def chain_rows(config: ChainConfig, seed: int) -> tuple[list[Row], list[Row]]:
