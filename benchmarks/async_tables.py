@@ -167,19 +167,21 @@ def _goals(results: Sequence[Result]) -> str:
 def _simulated_beside_real(by_arm: Mapping[str, Sequence[Result]]) -> str:
     """Return how far the simulator's medians are from those of the runs, by arm."""
 
-    def off(results: Sequence[Result], of: Callable[[Figures], float], *, share: bool) -> str:
-        real, predicted = (
-            statistics.median(of(figures) for figures in side)
-            for side in ([r.real for r in results], [r.predicted for r in results])
-        )
-        return _percent(abs(predicted / real - 1)) if share else f"{100 * (predicted - real):+.1f}"
+    def medians(results: Sequence[Result], of: Callable[[Figures], float]) -> tuple[float, float]:
+        real = statistics.median(of(result.real) for result in results)
+        return real, statistics.median(of(result.predicted) for result in results)
+
+    def points(results: Sequence[Result], of: Callable[[Figures], float]) -> str:
+        real, predicted = medians(results, of)
+        return f"{100 * (predicted - real):+.1f}"
 
     lines = ["| simulated beside real | step | policy idle, points | rollout idle, points |"]
     lines.append("|---|---|---|---|")
     for arm, results in by_arm.items():
-        step = off(results, lambda f: f.step_s, share=True)
-        policy = off(results, lambda f: f.policy_idle, share=False)
-        rollout = off(results, lambda f: f.rollout_idle_tokens, share=False)
+        real_s, predicted_s = medians(results, lambda f: f.step_s)
+        step = _percent(abs(predicted_s / real_s - 1))
+        policy = points(results, lambda f: f.policy_idle)
+        rollout = points(results, lambda f: f.rollout_idle_tokens)
         lines.append(f"| {arm} | {step} | {policy} | {rollout} |")
     return "\n".join(lines)
 

@@ -109,11 +109,9 @@ def look_at_vllm() -> Finding:
 
 
 def _sees_gpu() -> bool:
-    if _version("torch") is None:
-        return False
-    import torch
+    from cosmos_app.children import has_gpu
 
-    return torch.cuda.is_available()
+    return _version("torch") is not None and has_gpu()
 
 
 def look_at_compilers(sees_gpu: Callable[[], bool] = _sees_gpu) -> Finding:

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from rows_of_fp8 import ROWS_OF_FP8
 
 from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSender, shards_of
 from cosmos_weightsync.encodings import Cast, RowwiseFp8, encode
@@ -32,19 +33,6 @@ SIZES = {
     "tie_word_embeddings": False,
     "initializer_range": 0.12,
 }
-FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
-QUANTISATION = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "all": {
-            "targets": ["Linear"],
-            "weights": {**FP8, "strategy": "channel", "dynamic": False},
-            "input_activations": {**FP8, "strategy": "token", "dynamic": True},
-        }
-    },
-}
 PROMPT = [1, 2, 3, 4]
 
 
@@ -63,7 +51,7 @@ def test_vllm_says_what_the_dequantised_model_says(start, tmp_path):
         **config.to_dict(),
         "architectures": ["LlamaForCausalLM"],
         "dtype": "bfloat16",
-        "quantization_config": QUANTISATION,
+        "quantization_config": ROWS_OF_FP8,
     }
     (tmp_path / "config.json").write_text(json.dumps(described))
     setup = {"model": str(tmp_path), "prompt": PROMPT, "num_tokens": 8}

@@ -18,6 +18,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # The engine in this process
 
 import torch
 import xxhash
+from rows_of_fp8 import ROWS_OF_FP8
 from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -35,23 +36,8 @@ torch.set_num_threads(1)
 SETUP: dict[str, Any] = json.loads(sys.argv[1])
 PROMPTS = [[1, 2, 3], [40, 50, 60, 70], [7] * 9]
 LINEAR = ("*_proj.weight",)
-FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 QUANTISED: dict[str, tuple[RowwiseFp8 | MxFp8 | NvFp4, dict[str, Any]]] = {
-    "fp8": (
-        RowwiseFp8(names=LINEAR),
-        {
-            "quant_method": "compressed-tensors",
-            "format": "float-quantized",
-            "ignore": ["lm_head"],
-            "config_groups": {
-                "all": {
-                    "targets": ["Linear"],
-                    "weights": {**FP8, "strategy": "channel", "dynamic": False},
-                    "input_activations": {**FP8, "strategy": "token", "dynamic": True},
-                }
-            },
-        },
-    ),
+    "fp8": (RowwiseFp8(names=LINEAR), ROWS_OF_FP8),
     "mxfp8": (MxFp8(names=LINEAR), {"quant_method": "mxfp8", "ignored_layers": ["lm_head"]}),
     "nvfp4": (
         NvFp4(names=LINEAR),

@@ -127,13 +127,18 @@ def two_policies_of_different_versions() -> Run:
     return run
 
 
-def two_policies_of_different_versions_in_a_step() -> Run:
-    """One has taken the step in hand; the other is back with weights from long before it."""
+def two_policies_in_a_step() -> Run:
     run = Run(num_policies=2)
     run.policy("p")
     run.policy("q")
     run.rollout()
     run.answer()
+    return run
+
+
+def two_policies_of_different_versions_in_a_step() -> Run:
+    """One has taken the step in hand; the other is back with weights from long before it."""
+    run = two_policies_in_a_step()
     run.finish(0, "p", "q")
     run.publish(1)
     run.tell(VersionLoaded(replica="r", version=1, transfer_s=0.0, stall_s=0.0))
@@ -171,11 +176,7 @@ def a_step() -> Run:
 
 
 def a_step_that_one_of_two_has_taken() -> Run:
-    run = Run(num_policies=2)
-    run.policy("p")
-    run.policy("q")
-    run.rollout()
-    run.answer()
+    run = two_policies_in_a_step()
     run.finish(0, "p")
     return run
 

@@ -9,6 +9,7 @@ models reason.
 
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 
 from cosmos_app.errors import DataError
 from cosmos_app.quickstart.arithmetic import Row
@@ -70,8 +71,8 @@ def chain_rows(config: ChainConfig, seed: int) -> tuple[list[Row], list[Row]]:
             numbers.randint(0, config.max_term)
             for _ in range(min(max(_FEWEST_TERMS, drawn), config.max_terms))
         ]
-        totals = [sum(terms[: place + 1]) for place in range(1, len(terms))]
-        rows["+".join(map(str, terms)) + "="] = ".".join(map(str, totals))
+        totals = list(accumulate(terms))
+        rows["+".join(map(str, terms)) + "="] = ".".join(map(str, totals[1:]))
         if len(rows) == wanted:
             break
     else:
