@@ -174,6 +174,20 @@ def pids_of(*words: str) -> list[int]:
     return found
 
 
+def status_mib(field: str) -> float:
+    """Return a field of this process's status in MiB: ``VmRSS``, the resident set, or ``VmHWM``."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise KeyError(field)
+
+
+def forget_peak() -> float:
+    """Start a new high-water mark of the resident set; return the set's size now, in MiB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status_mib("VmRSS")
+
+
 def end_on_sigterm() -> None:
     """Have SIGTERM raise, as Ctrl-C does, so that what is being measured ends with us."""
 

@@ -14,7 +14,11 @@ every time: once to warm up, with its bytes checked, then ``--repeats`` times on
 * per-parameter `full_tensor()` and broadcast over gloo, which is what most trainers do;
 * torch.distributed.checkpoint through a RAM disk;
 * NIXL and Mooncake's transfer engine used directly, where they load (`weightsync_peers`); they run
-  in an environment of their own, made at the first use. ``--without-peers`` leaves both out.
+  in an environment of their own, made at the first use;
+* torchstore (`weightsync_torchstore`), whose clients are processes of its own: its turns come
+  before the rounds and, where there are two or more, once more after them.
+
+``--without-peers`` leaves out the last three.
 
 A time is that of the slowest process. CPU seconds are of all processes, per GB of model. Extra
 memory is what the resident set of the hungriest sender and receiver grew by while they worked on a
@@ -39,6 +43,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import xxhash
+from measure import forget_peak, status_mib
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from trl_environment import python_with
@@ -53,6 +58,8 @@ TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group") + (
 )
 WARM_TURNS = 2  # A sender writes into two snapshots in turn: both are to have been read.
 WORLD = NUM_SENDERS + NUM_RECEIVERS
+HERE = Path(__file__).resolve().parent
+TORCHSTORE, TORCHSTORE_S = "torchstore", 900.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,19 +85,6 @@ class Measured:
     @property
     def total_s(self) -> float:
         return sum(self.seconds.values())
-
-
-def status_mib(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1024
-    raise KeyError(field)
-
-
-def forget_peak() -> float:
-    """Start a new high-water mark of the resident set; return the set's size now, in MiB."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return status_mib("VmRSS")
 
 
 def take_turn(arm: Arm, turn: int, round_number: int) -> Measured:
@@ -199,6 +193,29 @@ def find_peers(options: argparse.Namespace) -> list[str]:
         else:
             print(f"without {name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
     return found
+
+
+def runs_torchstore(options: argparse.Namespace) -> bool:
+    return wants(options, TORCHSTORE) and not options.without_peers
+
+
+def measure_torchstore(options: argparse.Namespace, round_number: int) -> list[Measured]:
+    """Its turns in one round; none where it does not load."""
+    command = [str(python_with("torchstore")), str(HERE / "weightsync_torchstore.py")]
+    command += ["--model", options.model, "--mib", str(options.mib)]
+    done = subprocess.run(
+        [*command, "--repeats", str(options.repeats)],
+        capture_output=True,
+        text=True,
+        timeout=TORCHSTORE_S,
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip() or "no word").splitlines()[-1]
+        print(f"without {TORCHSTORE}: {last}", file=sys.stderr)
+        return []
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return [Measured(arm=TORCHSTORE, round=round_number, **json.loads(line)) for line in lines]
 
 
 def size_of(options: argparse.Namespace) -> Size:
@@ -320,10 +337,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timed turns of an arm in a round")
     parser.add_argument("--arms", default="", help="only these, separated by commas, and memcpy")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--without-peers", action="store_true", help="no NIXL, no Mooncake")
+    parser.add_argument("--without-peers", action="store_true", help="only ours and torch's")
     options = parser.parse_args()
     options.peers = find_peers(options)
-    rows = summarise(options, measure(options))
+    apart: list[Measured] = []
+    if runs_torchstore(options):
+        apart += measure_torchstore(options, 0)
+    found = measure(options)
+    if runs_torchstore(options) and options.rounds > 1:
+        apart += measure_torchstore(options, options.rounds - 1)
+    rows = summarise(options, found + apart)
     print(json.dumps(rows, indent=2) if options.json else table(options, rows))
 
 

@@ -117,6 +117,16 @@ class Trained(nn.Module):
             yield name.replace("/", "."), part[0]
 
 
+def whole_values(size: Size) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor as `Trained` has it on all ranks together: each rank draws its own rows."""
+    generators = [torch.Generator().manual_seed(rank) for rank in range(NUM_SENDERS)]
+    for name, shape in size.shapes().items():
+        whole = torch.empty(shape, dtype=torch.bfloat16)
+        for rows, generator in zip(whole.chunk(NUM_SENDERS), generators, strict=False):
+            rows.normal_(generator=generator)
+        yield name, whole
+
+
 def wanted_box(name: str, shape: tuple[int, ...], rank: int) -> Box:
     """What rank ``rank`` of two tensor-parallel workers holds of a tensor."""
     if name.endswith(WHOLE):
