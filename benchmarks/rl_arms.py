@@ -30,6 +30,7 @@ COSMOS_ARMS: Mapping[str, tuple[str, ...]] = {
     "sync": (_STEP_BY_STEP,),
     "sync-colocated": (_STEP_BY_STEP, "rollout.colocate=keep"),
     "block-4": ("staleness={depth=2, bound=4}",),
+    "block-4-unstaged": ("staleness={depth=2, bound=4}", "weight_sync.staged=false"),
     "block-2": ("staleness={depth=2, bound=2}",),
     "drop-2": ("staleness={depth=2, bound=2, policy='drop'}",),
     "count": ("staleness={depth=2, bound=4, policy='count'}",),

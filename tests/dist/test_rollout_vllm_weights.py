@@ -20,6 +20,8 @@ pytest.importorskip("cosmos_weightsync")
 from engines_forked import engine_environment, may_fork  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 
+from cosmos_app.recipe import WeightSyncConfig  # noqa: E402
+from cosmos_app.roles.weights import vllm_client  # noqa: E402
 from cosmos_core.messages import (  # noqa: E402
     Generate,
     GroupFailed,
@@ -44,7 +46,13 @@ from cosmos_rollout import (  # noqa: E402
     Scored,
     VLLMConfig,
 )
-from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSender, shards_of  # noqa: E402
+from cosmos_weightsync import (  # noqa: E402
+    ReceiverConfig,
+    TransferError,
+    WeightReceiver,
+    WeightSender,
+    shards_of,
+)
 from cosmos_weightsync.integrations.vllm import (  # noqa: E402
     VLLMWeightClient,
     engine_arguments,
@@ -301,6 +309,26 @@ async def test_whoever_comes_later_fetches_what_the_engine_has(world):
     assert fetched.keys() == expected.keys()
     for name, tensor in fetched.items():
         torch.testing.assert_close(tensor, expected[name].detach(), rtol=0, atol=0)
+
+
+async def test_an_engine_that_is_not_to_stage_stands_still_until_the_weights_are_there(world):
+    sync = WeightSyncConfig(staged=False, deadline_s=60.0)
+    client = vllm_client(sync, world.engine._llm, "recompute")
+    with WeightSender(shards_of(build(1))) as sender:  # the weights and the version there are
+        await client.connect([sender.endpoint])
+        world.submit(6)
+        loading = asyncio.create_task(client.load(1))
+        await asyncio.sleep(1.0)
+        before = world.engine.num_tokens_generated
+        await asyncio.sleep(0.5)
+        assert world.engine.num_tokens_generated == before < 4 * NUM_NEW
+        await asyncio.to_thread(sender.publish, 1)
+        times = await loading
+        assert times.stall_s > times.transfer_s > 1.0
+    assert [type(event) for event in await world.events(1)] == [GroupFinished]
+    with pytest.raises(TransferError):
+        await client.load(2)
+    assert await deviation(world.engine, build(1)) < 1e-3
 
 
 async def test_an_engine_fetches_from_an_engine_and_from_the_sender_then(world, tmp_path):

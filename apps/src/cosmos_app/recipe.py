@@ -138,6 +138,9 @@ class WeightSyncConfig:
             ranks for. Rollouts keep the version they serve in host memory. Not for adapters, nor
             where policy and rollouts take turns on a device: there the policy serves everybody, and
             everywhere those who failed to load.
+        staged: engines generate while they fetch a version, and stand still for the swap alone.
+            ``false`` has them stand still for both, as most systems do, to see what staging is
+            worth; vLLM only, and not for adapters.
     """
 
     transport: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
@@ -146,6 +149,7 @@ class WeightSyncConfig:
     bucket_mib: float = 16.0
     deadline_s: float = 120.0
     from_rollouts: bool = True
+    staged: bool = True
 
     def __post_init__(self) -> None:
         """Check the ranges, and refuse what could not be shown to be served right.
@@ -306,6 +310,11 @@ class Recipe:
             raise ValueError(
                 f"weight_sync.quantised is {quantised!r} and rollout.engine.kind {engine!r}; "
                 "only vllm serves quantised weights"
+            )
+        if not self.weight_sync.staged and (engine != "vllm" or self.model.training.lora):
+            raise ValueError(
+                f"weight_sync.staged is false and rollout.engine.kind {engine!r}; only vllm stands "
+                "still while it fetches, and only for whole weights, not for adapters"
             )
         held = getattr(self.rollout.engine, "dtype", "auto")
         if quantised == "nvfp4" and held == "float32":

@@ -112,6 +112,13 @@ def test_fewer_bits_for_an_engine_that_serves_none_are_refused() -> None:
     assert "only vllm serves quantised weights" in " ".join(result.output.split())
 
 
+def test_an_engine_that_cannot_stand_still_while_it_fetches_is_refused() -> None:
+    changes = ("weight_sync.staged=false", "rollout.engine.kind=transformers")
+    result = call("check", str(QUICKSTART), *changes)
+    assert result.exit_code == 2
+    assert "only vllm stands still while it fetches" in " ".join(result.output.split())
+
+
 def test_weights_that_vllm_serves_on_some_gpus_alone_are_refused_with_the_reason() -> None:
     changes = ("weight_sync.quantised=mxfp4", "rollout.engine.kind=vllm")
     result = call("check", str(QUICKSTART), *changes)

@@ -3,9 +3,10 @@
 This is the one place where the two packages meet.
 """
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from cosmos_weightsync import (
     shards_of,
 )
 from cosmos_weightsync.encodings import adapter_shards
-from cosmos_weightsync.integrations.vllm import VLLMWeightClient
+from cosmos_weightsync.integrations.vllm import EngineBrokenError, LoadTimes, VLLMWeightClient
 
 _MIB = 1 << 20
 
@@ -134,7 +135,8 @@ def vllm_client(
     config: WeightSyncConfig, engine: Any, kv: KvPolicy, *, token: str = "", serve_host: str = ""
 ) -> VLLMWeightClient:
     """Return what moves weights into vLLM's workers, which serve them at ``serve_host`` if any."""
-    return VLLMWeightClient(
+    made = VLLMWeightClient if config.staged else _StandingClient
+    return made(
         engine,
         kv_cache=kv,
         salted=True,  # as requests of `VLLMConfig` are
@@ -146,3 +148,23 @@ def vllm_client(
         },
         timeout_s=config.deadline_s,
     )
+
+
+class _StandingClient(VLLMWeightClient):
+    """Has its engine stand still while weights are fetched too, and not for the swap alone."""
+
+    def __init__(self, engine: Any, **given: Any) -> None:
+        super().__init__(engine, **given)
+        self._standing = engine
+
+    async def load(self, version: int = 0) -> LoadTimes:
+        began = time.monotonic()
+        await self._standing.pause_generation(mode="keep", clear_cache=False)
+        try:
+            times = await super().load(version)
+        except EngineBrokenError:
+            raise
+        except BaseException:
+            await asyncio.shield(self._standing.resume_generation())
+            raise
+        return replace(times, stall_s=time.monotonic() - began)
