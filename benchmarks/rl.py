@@ -10,6 +10,7 @@ drifts under all of them.
 import argparse
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from measure import end_on_sigterm
@@ -42,6 +43,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, help="optimizer steps; the recipe's by default")
+    parser.add_argument("--targets", help="rewards whose times are compared; the task's by default")
     parser.add_argument("--rollouts", type=int, default=1, help="rollout replicas")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench", help="scratch directory")
     parser.add_argument("--json", type=Path, help="write every number here")
@@ -67,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps, repeats = options.steps or recipe.trainer.steps, options.repeats
     if options.quick:
         steps, repeats = QUICK_STEPS, 1
+    if options.targets:
+        task = replace(task, targets=tuple(map(float, options.targets.split(","))))
     shared = shared_of(path, recipe, task, steps=steps, rollouts=options.rollouts)
     out = options.out.resolve()
     workload = prepare_workload(out / f"workload-{options.task}", recipe)

@@ -54,10 +54,11 @@ PARTS = (
         name="policies",
         file="rl",
         arguments=(
-            *("--arms", "sync-colocated,sync,async,block-2,block-4,drop-2,count,window"),
-            *("--steps", "120"),
+            "--arms",
+            "sync-colocated,sync,async,block-2,block-4,block-4-unstaged,drop-2,count,window",
+            *("--steps", "120", "--repeats", "1", "--targets", "0.2,0.25,0.3"),
         ),
-        quick=("--arms", "sync-colocated,block-4,drop-2,count,window", "--quick"),
+        quick=("--arms", "sync-colocated,block-4-unstaged,drop-2,count,window", "--quick"),
     ),
     Part(
         name="chains",

@@ -51,6 +51,7 @@ from weightsync_arms import Arm, Place, own_arms
 from weightsync_model import NUM_RECEIVERS, NUM_SENDERS, Size, Trained, wanted_specs
 from weightsync_peers import MODULES, PEERS, peer_arms
 
+import cosmos_weightsync
 from cosmos_weightsync.transports import NixlTransport
 
 TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group") + (
@@ -59,6 +60,7 @@ TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group") + (
 WARM_TURNS = 2  # A sender writes into two snapshots in turn: both are to have been read.
 WORLD = NUM_SENDERS + NUM_RECEIVERS
 HERE = Path(__file__).resolve().parent
+SOURCE = Path(cosmos_weightsync.__file__).parents[1]
 TORCHSTORE, TORCHSTORE_S = "torchstore", 900.0
 
 
@@ -208,7 +210,7 @@ def measure_torchstore(options: argparse.Namespace, round_number: int) -> list[M
         capture_output=True,
         text=True,
         timeout=TORCHSTORE_S,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(SOURCE)])},
     )
     if done.returncode != 0:
         last = (done.stderr.strip() or "no word").splitlines()[-1]

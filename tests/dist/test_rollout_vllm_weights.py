@@ -311,26 +311,6 @@ async def test_whoever_comes_later_fetches_what_the_engine_has(world):
         torch.testing.assert_close(tensor, expected[name].detach(), rtol=0, atol=0)
 
 
-async def test_an_engine_that_is_not_to_stage_stands_still_until_the_weights_are_there(world):
-    sync = WeightSyncConfig(staged=False, deadline_s=60.0)
-    client = vllm_client(sync, world.engine._llm, "recompute")
-    with WeightSender(shards_of(build(1))) as sender:  # the weights and the version there are
-        await client.connect([sender.endpoint])
-        world.submit(6)
-        loading = asyncio.create_task(client.load(1))
-        await asyncio.sleep(1.0)
-        before = world.engine.num_tokens_generated
-        await asyncio.sleep(0.5)
-        assert world.engine.num_tokens_generated == before < 4 * NUM_NEW
-        await asyncio.to_thread(sender.publish, 1)
-        times = await loading
-        assert times.stall_s > times.transfer_s > 1.0
-    assert [type(event) for event in await world.events(1)] == [GroupFinished]
-    with pytest.raises(TransferError):
-        await client.load(2)
-    assert await deviation(world.engine, build(1)) < 1e-3
-
-
 async def test_an_engine_fetches_from_an_engine_and_from_the_sender_then(world, tmp_path):
     """Of another layout where that one is divided; the first goes on serving what it has."""
     (first,), later = world.clients, []
@@ -368,6 +348,27 @@ async def test_an_engine_has_its_first_version_from_one_that_has_none_yet(world,
         assert clients[0].endpoints == served_at
     finally:
         await engine.aclose()
+
+
+async def test_an_engine_that_is_not_to_stage_stands_still_until_the_weights_are_there(world):
+    sync = WeightSyncConfig(staged=False, deadline_s=60.0)
+    client = vllm_client(sync, world.engine._llm, "recompute")
+    with WeightSender(shards_of(build(1))) as sender:  # the weights and the version there are
+        await client.connect([sender.endpoint])
+        enough = world.engine.num_tokens_generated + 4 * NUM_NEW
+        world.submit(6)
+        loading = asyncio.create_task(client.load(1))
+        await asyncio.sleep(1.0)
+        before = world.engine.num_tokens_generated
+        await asyncio.sleep(0.5)
+        assert world.engine.num_tokens_generated == before < enough
+        await asyncio.to_thread(sender.publish, 1)
+        times = await loading
+        assert times.stall_s > times.transfer_s > 1.0
+    assert [type(event) for event in await world.events(1)] == [GroupFinished]
+    with pytest.raises(TransferError):
+        await client.load(2)
+    assert await deviation(world.engine, build(1)) < 1e-3
 
 
 async def test_a_sender_that_is_gone_leaves_the_weights_there_are(world):
