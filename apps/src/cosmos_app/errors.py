@@ -86,6 +86,14 @@ class ChildFailedError(RunError):
     """Raised when a child died more often than it may be restarted; holds the tail of its log."""
 
 
+class ServerMismatchError(RunError):
+    """Raised by 'evaluate' for a server with other tokens than the recipe, or too few of them."""
+
+
+class ServerFailedError(RunError):
+    """Raised by 'evaluate' if a server fails at all it is asked, or no answer has a reward."""
+
+
 class DashboardAddressError(RunError):
     """Raised when the address of the dashboard cannot be had, as when its port is in use."""
 

@@ -200,17 +200,24 @@ class EndpointEngine:
             TeacherError: if it tells of fewer than ``top_k`` tokens in a place.
         """
         self._raise_if_closed()
-        body = self._body(token_ids) | asked_scores(top_k)
-        async with self._places:
-            try:
-                response = await patiently(lambda: self._post(body), self._patience)
-            except httpx.HTTPError as error:
-                raise EngineError(f"{self._config.url} failed: {error!r}") from error
-        try:
-            answer = response.json()
-        except ValueError as error:
-            raise EngineError(f"{self._config.url} answers no JSON: {error}") from error
+        answer = await self._answer(self._body(token_ids) | asked_scores(top_k))
         return read_scores(token_ids, answer, top_k=top_k, whom=self._config.url)
+
+    async def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens that the server makes of a text, without special ones around it.
+
+        Raises:
+            EngineError: if the server fails, or does not tell.
+        """
+        self._raise_if_closed()
+        told = {"max_tokens": 1, "add_special_tokens": False, "return_token_ids": True}
+        answer = await self._answer({"model": self._config.model, "prompt": text} | told)
+        try:
+            return [int(token) for token in answer["choices"][0]["prompt_token_ids"]]
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(
+                f"{self._config.url} does not tell the tokens of a text (return_token_ids)"
+            ) from error
 
     async def logprobs(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return float32[T], the log-probs of `score` alone."""
@@ -244,6 +251,18 @@ class EndpointEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
+
+    async def _answer(self, body: dict[str, Any]) -> Any:
+        """Return the JSON of an answer that is no stream."""
+        async with self._places:
+            try:
+                response = await patiently(lambda: self._post(body), self._patience)
+            except httpx.HTTPError as error:
+                raise EngineError(f"{self._config.url} failed: {error!r}") from error
+        try:
+            return response.json()
+        except ValueError as error:
+            raise EngineError(f"{self._config.url} answers no JSON: {error}") from error
 
     async def _post(self, body: dict[str, Any]) -> httpx.Response:
         response = await self._client.post("completions", json=body)
