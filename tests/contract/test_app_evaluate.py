@@ -1,4 +1,4 @@
-"""``cosmos-app evaluate``: a real server is asked a recipe's held-out prompts, over real sockets."""
+"""``cosmos-app evaluate`` asks a real server a recipe's held-out prompts, over real sockets."""
 
 import json
 from collections.abc import Iterator, Sequence

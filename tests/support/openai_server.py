@@ -1,8 +1,8 @@
 """A small server with OpenAI's completions, over the transformers engine, for tests.
 
 It speaks as vLLM's server does where the two agree: token ids in, token ids and log-probs out,
-streamed; ``prompt_logprobs`` of tokens that are given, and the tokens of a text. It runs in a thread
-with a loop of its own, or in a process: ``python openai_server.py MODEL [DIES_AFTER]``.
+streamed; ``prompt_logprobs`` of tokens that are given, and the tokens of a text. It runs in a
+thread with a loop of its own, or in a process: ``python openai_server.py MODEL DIES_AFTER``.
 """
 
 import asyncio

@@ -55,6 +55,7 @@ from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.replica_count import await_farewells, keep_replicas
 from cosmos_app.replica_modules import shared_by_replicas
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
+from cosmos_app.rollout_config import require_trainable_engine
 from cosmos_app.samples import last_samples
 from cosmos_app.standing_still import tell_stillness
 from cosmos_app.supervisor import Incident
@@ -83,6 +84,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     console = Console(stderr=as_json)
     say = functools.partial(console.print, soft_wrap=True)
     async with preloading(shared_by_replicas(recipe), environment(recipe), say) as preloaded:
+        require_trainable_engine(recipe.rollout)
         check_inputs(recipe)
         await require_server(recipe.bus)
         if not recipe.launch.external:

@@ -28,10 +28,9 @@ class Stillness:
     """Tells from what a controller says of its run when that stands still.
 
     How long a pause is usual is learnt from the second longest since the first step: a step of a
-    large model takes a while, and one pause that was told does not hide the next. Which pauses are
-    told, by ``clock`` seconds::
+    large model takes a while, and one pause that was told does not hide the next::
 
-        happens ─ 10 s, twice what is usual, at most 120 s ─► told ─► happens ─► "goes on"
+        progress ─ `patience_s` ─► told ─ another reason, as long ─► told ─ progress ─► "goes on"
     """
 
     def __init__(self, now_s: float) -> None:
@@ -40,10 +39,11 @@ class Stillness:
         Args:
             now_s: seconds of any clock, as are all of `look`.
         """
-        self._seen: object = None
-        self._since_s = now_s
+        self._progress: object = None
+        self._reason = ""
+        self._progress_s = self._reason_s = now_s
         self._longest = [0.0, 0.0]
-        self._is_told = False
+        self._is_told = self._was_told = False
 
     def look(self, status: Mapping[str, Any], waits_for: str, now_s: float) -> str:
         """Return what to say of the run now; empty for nothing.
@@ -53,22 +53,26 @@ class Stillness:
             waits_for: what the run waits for, in words.
             now_s: when.
         """
-        seen = (_progress(status), _SECONDS.sub("", waits_for))
-        still_s = now_s - self._since_s
-        if seen != self._seen:
-            self._seen, self._since_s = seen, now_s
-            was_told, self._is_told = self._is_told, False
+        still_s = now_s - self._progress_s
+        reason = _SECONDS.sub("", waits_for)
+        if reason != self._reason:
+            self._reason, self._reason_s, self._is_told = reason, now_s, False
+        if (progress := _progress(status)) != self._progress:
+            self._progress = progress
+            self._progress_s = self._reason_s = now_s
             if status.get("step", 0) > 0:
                 heapq.heappushpop(self._longest, still_s)
+            was_told, self._was_told, self._is_told = self._was_told, False, False
             return f"it goes on after {still_s:.0f} s" if was_told else ""
-        if self._is_told or still_s < self.patience_s or status.get("finished"):
+        is_early = now_s - self._reason_s < self.patience_s
+        if self._is_told or is_early or status.get("finished"):
             return ""
-        self._is_told = True
+        self._is_told = self._was_told = True
         return f"nothing has happened for {still_s:.0f} s; the run waits for {waits_for}"
 
     @property
     def patience_s(self) -> float:
-        """How long nothing happens before it is told."""
+        """Seconds in which nothing happens before it is told: 10, at most 120."""
         return min(_MOST_S, max(_LEAST_S, _TIMES_USUAL * self._longest[0]))
 
 
@@ -82,6 +86,7 @@ def _progress(status: Mapping[str, Any]) -> tuple[object, ...]:
         status.get("stopping"),
         status.get("finished"),
         len(status.get("validations", ())),
+        status.get("validating"),
         *(books.get(name) for name in ("issued", "consumed", "dropped")),
         *(counters.get(name) for name in _COUNTERS),
     )
