@@ -119,6 +119,27 @@ def test_a_server_of_somebody_else_is_the_teacher_of_a_whole_run(runner: Runner)
     assert_scored(recorded[:: len(recorded) // 20], teacher, 0)
 
 
+def test_a_server_with_other_tokens_ends_the_run_before_anything_is_learnt_from_it(
+    runner: Runner,
+) -> None:
+    student, _ = tiny_pair(runner.folder)
+    other = runner.folder / "other"
+    build_tiny_model(other, ["=+ 9876543210abc"], TinyModelConfig(), 1)
+    served = ServedEngine(TransformersConfig(), other)
+    served.start()
+    try:
+        run = runner.start(
+            *SMALL, f"model.path={student}", "algorithm.kind=on_policy_distillation",
+            f'teacher.urls=["{served.url}"]', "teacher.model=tiny", "validation.before=false",
+        )  # fmt: skip
+        assert run.finish(deadline_s=400.0) == 2, run.logs()
+    finally:
+        served.stop()
+    said = " ".join(run.text.split())
+    assert f"{served.url} has other tokens than the recipe's model" in said
+    assert run.steps_done() == 0
+
+
 def test_vllm_is_the_teacher_of_a_whole_run(runner: Runner) -> None:
     pytest.importorskip("vllm")
     student, teacher = tiny_pair(runner.folder)

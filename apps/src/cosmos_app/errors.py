@@ -87,7 +87,7 @@ class ChildFailedError(RunError):
 
 
 class ServerMismatchError(RunError):
-    """Raised by 'evaluate' for a server with other tokens than the recipe, or too few of them."""
+    """Raised for a server that has other tokens than the recipe's model, or takes too few."""
 
 
 class ServerFailedError(RunError):
@@ -132,6 +132,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         DataError,
         WrongStreamError,
         NothingToResumeError,
+        ServerMismatchError,
         StarvedSlotsError,
         ChildRefusedError,
     )

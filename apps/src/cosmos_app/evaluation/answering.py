@@ -15,15 +15,15 @@ from rich.markup import escape
 
 from cosmos_app.errors import ServerFailedError
 from cosmos_app.evaluation.figures import Evaluation, Tally, print_evaluation
-from cosmos_app.evaluation.fitting import compare_tokens, lengths_of, require_room
+from cosmos_app.evaluation.fitting import lengths_of, require_room
 from cosmos_app.evaluation.inputs import Inputs, open_inputs
 from cosmos_app.evaluation.progress import Note, showing_progress
 from cosmos_app.length_reward import scorer_of
 from cosmos_app.output import finite, print_json
 from cosmos_app.prepare import NEED_ANSWERS
 from cosmos_app.prepared_data import open_prompts
-from cosmos_app.report import Sample
-from cosmos_app.samples import append_samples
+from cosmos_app.samples import append_samples, text_of
+from cosmos_app.server_tokens import compare_tokens
 from cosmos_core.control import FAILURES_ALLOWED, LoneRound, ValidationResult, payload_key
 from cosmos_core.messages import GroupFailed
 from cosmos_core.trajectory import Trajectory
@@ -139,7 +139,8 @@ class _Evaluating:
         """Look whether the server can be asked, before it is."""
         recipe, source = self._inputs.recipe, self._prompts["validation"]
         rows = [source.row(ordinal) for ordinal in range(self._plan.num_prompts)]
-        if warning := await compare_tokens(engine, self._tokenizer, rows):
+        url = self._asked.server.url
+        if warning := await compare_tokens(engine.tokens_of, url, self._tokenizer, rows):
             self._console.print(f"[yellow]{escape(warning)}[/]", soft_wrap=True)
         if recipe.rollout.environment is None:  # it has words of its own
             require_room(
@@ -196,15 +197,8 @@ class _Evaluating:
 
     async def _publish(self, trajectories: Sequence[Trajectory]) -> Sequence[str]:
         if self._asked.samples is not None:
-            append_samples(self._asked.samples, [self._text_of(t) for t in trajectories])
+            append_samples(self._asked.samples, [text_of(t, self._decode) for t in trajectories])
         return [payload_key(t.group, t.attempt, t.sibling) for t in trajectories]
 
-    def _text_of(self, trajectory: Trajectory) -> Sample:
-        said = trajectory.trainable
-        prompt, response = trajectory.token_ids[~said], trajectory.token_ids[said]
-        return Sample(
-            prompt=self._tokenizer.decode(prompt.tolist(), skip_special_tokens=True),
-            response=self._tokenizer.decode(response.tolist(), skip_special_tokens=True),
-            reward=trajectory.reward,
-            version=trajectory.newest_version,
-        )
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)

@@ -65,8 +65,8 @@ def evaluate(  # noqa: PLR0913, click hands every option over by name
       cosmos-app evaluate configs/math.toml model.path=my-hf-model data.path=my.jsonl \\
           validation.samples=4 validation.temperature=0.6 --url http://gpu:8000/v1 --model my-model
 
-    Exit codes: 0 done, 1 the server failed, is not there or does not fit, 2 the recipe or its files
-    are wrong.
+    Exit codes: 0 done, 1 the server failed or is not there, 2 it does not fit the recipe, which is
+    wrong, or its files are.
     """  # noqa: D301, click wants the character itself
     from cosmos_app.evaluation.answering import Asked, evaluate_server
     from cosmos_rollout import EndpointConfig

@@ -1,46 +1,9 @@
-"""Whether a server can be asked a recipe's prompts at all: its tokens, and how many it takes."""
+"""Whether prompts and answers are as long as a server takes."""
 
 from collections.abc import Sequence
-from itertools import islice
 
 from cosmos_app.errors import ServerMismatchError
-from cosmos_rollout import (
-    EndpointEngine,
-    EngineError,
-    PromptError,
-    PromptRow,
-    Tokenizer,
-    prompt_tokens,
-)
-
-_MOST_TEXTS = 4
-_MOST_LETTERS = 400
-
-
-async def compare_tokens(
-    engine: EndpointEngine, tokenizer: Tokenizer, rows: Sequence[PromptRow]
-) -> str:
-    """Have the server put some prompts into tokens, and compare them with the tokenizer's.
-
-    Returns:
-        A warning if the server does not tell its tokens; otherwise nothing.
-
-    Raises:
-        ServerMismatchError: if it has other tokens, naming the first that differs.
-    """
-    texts = (_text_of(row, tokenizer) for row in rows)
-    for text in islice((text for text in texts if text.strip()), _MOST_TEXTS):
-        ours = tokenizer.encode(text, add_special_tokens=False)
-        try:
-            theirs = await engine.tokens_of(text)
-        except EngineError as error:
-            return f"whether the server has the tokens of the recipe's model is not known: {error}"
-        if ours != theirs:
-            raise ServerMismatchError(
-                f"the server has other tokens than the recipe's model: {_difference(ours, theirs)} "
-                f"of {text[:40]!r}; set model.path to a directory with the server's tokenizer"
-            )
-    return ""
+from cosmos_rollout import PromptError, PromptRow, Tokenizer, prompt_tokens
 
 
 def require_room(
@@ -79,19 +42,3 @@ def lengths_of(rows: Sequence[PromptRow], tokenizer: Tokenizer) -> list[int]:
         except PromptError:
             continue  # it will be dropped, and counted
     return found
-
-
-def _text_of(row: PromptRow, tokenizer: Tokenizer) -> str:
-    try:
-        tokens = prompt_tokens(row, tokenizer)
-    except PromptError:
-        return ""
-    return tokenizer.decode(tokens, skip_special_tokens=True)[:_MOST_LETTERS]
-
-
-def _difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
-    pairs = zip(ours, theirs, strict=False)
-    for place, (own, other) in enumerate(pairs):
-        if own != other:
-            return f"token {place} is {other} there and {own} here,"
-    return f"{len(theirs)} tokens there and {len(ours)} here,"

@@ -4,6 +4,7 @@ What it gives out, tries again and adds up is what a run's controller would.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cosmos_core.control.config import ControllerConfig, ValidationPlan
 from cosmos_core.control.replicas import ReplicaTable
@@ -33,8 +34,9 @@ class LoneRound:
         """
         if not plan.num_prompts:
             raise ValueError("a validation needs a prompt, found none")
+        asked = replace(plan, before=True)  # whatever a run would do of its first weights
         config = ControllerConfig(
-            num_steps=1, groups_per_step=1, samples_per_group=1, validation=plan
+            num_steps=1, groups_per_step=1, samples_per_group=1, validation=asked
         )
         self._state = ControllerState()
         replicas = ReplicaTable(self._state, config)

@@ -31,6 +31,7 @@ from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.engines.retrying import Patience, patiently, refused
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import names_of, samples_as_finished
+from cosmos_rollout.engines.text_tokens import asked_tokens, read_tokens
 from cosmos_rollout.errors import (
     EngineClosedError,
     EngineError,
@@ -210,14 +211,8 @@ class EndpointEngine:
             EngineError: if the server fails, or does not tell.
         """
         self._raise_if_closed()
-        told = {"max_tokens": 1, "add_special_tokens": False, "return_token_ids": True}
-        answer = await self._answer({"model": self._config.model, "prompt": text} | told)
-        try:
-            return [int(token) for token in answer["choices"][0]["prompt_token_ids"]]
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise EngineError(
-                f"{self._config.url} does not tell the tokens of a text (return_token_ids)"
-            ) from error
+        answer = await self._answer({"model": self._config.model} | asked_tokens(text))
+        return read_tokens(answer, self._config.url)
 
     async def logprobs(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return float32[T], the log-probs of `score` alone."""
