@@ -13,8 +13,8 @@ from real_runs import SMALL, SOURCES, Runner
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 REWARD = """
-def digits(sample):
-    return sum(letter.isdigit() for letter in sample.response) / 10
+def letters(sample):
+    return sum(map(ord, sample.response)) % 97 / 97
 """
 
 
@@ -34,11 +34,11 @@ def test_the_exported_model_at_a_server_earns_what_the_run_measured_of_it(
     runner: Runner, tmp_path: Path
 ) -> None:
     (tmp_path / "rewards.py").write_text(REWARD)
-    function = f"{tmp_path}/rewards.py:digits"
-    digits = f'{{kind="python", name="digits", function="{function}"}}'
+    function = f"{tmp_path}/rewards.py:letters"
+    letters = f'{{kind="python", name="letters", function="{function}"}}'
     run = runner.complete(
         *SMALL, "trainer.steps=2", "rollout.sampling.max_new_tokens=8",
-        f'reward.rewards=[{{kind="exact"}}, {digits}]',
+        f'reward.rewards=[{{kind="exact"}}, {letters}]',
     )  # fmt: skip
     own = {record["step"]: record["values"]["reward"] for record in run.metrics("validation")}
     assert set(own) == {0, 2}

@@ -124,7 +124,7 @@ def test_a_server_with_other_tokens_ends_the_run_before_anything_is_learnt_from_
 ) -> None:
     student, _ = tiny_pair(runner.folder)
     other = runner.folder / "other"
-    build_tiny_model(other, ["=+ 9876543210abc"], TinyModelConfig(), 1)
+    build_tiny_model(other, ["!0123456789+= "], TinyModelConfig(), 1)
     served = ServedEngine(TransformersConfig(), other)
     served.start()
     try:
