@@ -72,6 +72,9 @@ async def test_a_run_goes_from_its_first_prompt_to_its_last_step(server) -> None
         assert [r.step for r in found if r.role == "validation"] == [0, NUM_STEPS]
         assert [record.step for record in records] == list(range(NUM_STEPS))
         assert {record.values["reward"] for record in records} == {0.5}
+        replicas = (await bus.read_status())["replicas"]
+        assert replicas["policy-0"]["publish_ms"] == 250.0
+        assert all(r["served_s"] >= 0.0 for r in replicas.values() if r["role"] == "rollout")
 
 
 class TwiceClient:

@@ -20,9 +20,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 tokenizers = pytest.importorskip("tokenizers")
 
+from click.testing import CliRunner  # noqa: E402
+from real_runs import QUICKSTART  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM  # noqa: E402
 
+from cosmos_app.cli import main as app  # noqa: E402
 from cosmos_rollout import (  # noqa: E402
     EndpointConfig,
     EngineError,
@@ -30,6 +33,8 @@ from cosmos_rollout import (  # noqa: E402
     EngineStartError,
     GenerationRequest,
     Sampling,
+    TeacherReplicas,
+    TeacherSettings,
     cpu_environment,
 )
 
@@ -154,6 +159,71 @@ async def test_a_teacher_scores_what_it_is_given_as_transformers_does(server, mo
         np.testing.assert_allclose(scored[1:], reference(model, tokens, 1.0), atol=1e-3)
     finally:
         await teacher.aclose()
+
+
+async def test_a_run_s_teachers_may_be_that_server(server, model):
+    """With the likeliest tokens of each place, as on-policy distillation asks for them."""
+    _, config = server
+    teacher = TeacherReplicas(lambda: [config.url], TeacherSettings(model="tiny", top_k=2))
+    try:
+        await teacher.ready(60.0)
+        tokens = [*PROMPT, 3, 60, 2, 41]
+        scores = await teacher.score(tokens)
+    finally:
+        await teacher.aclose()
+    np.testing.assert_allclose(scores.logprobs[1:], reference(model, tokens, 1.0), atol=1e-3)
+    assert scores.top_token_ids.shape == (len(tokens), 2)
+    for place in range(1, len(tokens)):
+        for token, logprob in zip(
+            scores.top_token_ids[place], scores.top_logprobs[place], strict=True
+        ):
+            expected = reference(model, [*tokens[:place], int(token)], 1.0)[-1]
+            np.testing.assert_allclose(logprob, expected, atol=1e-3)
+        assert scores.top_logprobs[place, 0] >= scores.top_logprobs[place, 1]
+
+
+async def test_its_tokens_of_a_text_are_those_of_its_tokenizer(server, model):
+    _, config = server
+    engine = await config.build(EngineSetup(model_path=model))
+    try:
+        assert await engine.tokens_of("w5 w9 w33 w12") == [5, 9, 33, 12]
+    finally:
+        await engine.aclose()
+
+
+def test_its_accuracy_is_measured_by_one_command(server, model, tmp_path):
+    """Of three answers that it is compared with, two are what transformers would say."""
+    _, config = server
+    prompts = ["w5 w9 w33", "w7 w12", "w60 w2"]
+    answers = [*(greedy_answer(model, prompt) for prompt in prompts[:2]), "w0"]
+    rows = [
+        {"prompt": prompt, "answer": answer}
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = CliRunner().invoke(
+        app,
+        [
+            "evaluate", str(QUICKSTART), f"model.path={model}", f"data.path={data}",
+            f"data.held_out_path={data}", "rollout.sampling.max_new_tokens=5",
+            "--url", config.url, "--model", "tiny", "--json",
+        ],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["num_prompts"], found["num_failed"]) == (3, 0)
+    assert (found["accuracy"], found["reward"]) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+
+
+def greedy_answer(model: Path, prompt: str) -> str:
+    tokens = [int(word[1:]) for word in prompt.split()]
+    network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    said: list[int] = []
+    while len(said) < 5 and 1 not in said:  # as the tokenizer's last token is
+        with torch.no_grad():
+            said.append(int(network(torch.tensor([tokens + said])).logits[0, -1].argmax()))
+    return " ".join(f"w{token}" for token in said if token != 1)
 
 
 async def test_a_model_that_is_not_served_is_known_at_the_start(server, model):

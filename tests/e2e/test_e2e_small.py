@@ -90,6 +90,8 @@ def test_a_run_says_how_long_publications_held_the_learner_up_and_when_they_were
         sorted(served.values())[len(served) // 2],
         max(served.values()),
     ]
+    assert whole.report["served_s_of"] == {"rollout-0": whole.report["served_s"]}
+    assert whole.report["publish_ms_of"] == {"policy-0": whole.report["publish_ms"]}
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from openai_server import ServedEngine
 from real_runs import SMALL, Runner, assert_balanced
 from transformers import AutoModelForCausalLM
 
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.samples import read_trajectories
 from cosmos_core.trajectory import Trajectory
+from cosmos_rollout import TransformersConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
@@ -91,6 +93,51 @@ def test_samples_are_scored_by_a_teacher_that_hangs_and_is_begun_anew(runner: Ru
         float((t.logprobs - t.teacher.logprobs)[t.trainable].mean()) for t in recorded if t.teacher
     ]
     assert np.mean(gaps[-32:]) < 0.9 * np.mean(gaps[:32])
+
+
+def test_a_server_of_somebody_else_is_the_teacher_of_a_whole_run(runner: Runner) -> None:
+    """It wants a token, and tells the log-probs of given tokens alone."""
+    student, teacher = tiny_pair(runner.folder)
+    key = runner.folder / "teacher.key"
+    key.write_text("secret\n")
+    served = ServedEngine(TransformersConfig(), teacher, key="secret")
+    served.start()
+    try:
+        run = runner.start(
+            *SMALL, "trainer.steps=3", f"model.path={student}", "rollout.record=true",
+            "algorithm.kind=on_policy_distillation", f'teacher.urls=["{served.url}"]',
+            "teacher.model=tiny", f"teacher.key_file={key}", "learner.optimizer.lr=0.03",
+            "validation.after=false", "validation.before=false",
+        )  # fmt: skip
+        assert run.finish(deadline_s=400.0) == 0, run.logs()
+    finally:
+        served.stop()
+    assert (run.report["incidents"], run.report["failures"]) == ([], {})
+    assert_balanced(run.report["books"])
+    recorded = list(read_trajectories(run.output / "trajectories" / "rollout-0.bin"))
+    assert len(recorded) >= 3 * 32
+    assert_scored(recorded[:: len(recorded) // 20], teacher, 0)
+
+
+def test_a_server_with_other_tokens_ends_the_run_before_anything_is_learnt_from_it(
+    runner: Runner,
+) -> None:
+    student, _ = tiny_pair(runner.folder)
+    other = runner.folder / "other"
+    build_tiny_model(other, ["!0123456789+= "], TinyModelConfig(), 1)
+    served = ServedEngine(TransformersConfig(), other)
+    served.start()
+    try:
+        run = runner.start(
+            *SMALL, f"model.path={student}", "algorithm.kind=on_policy_distillation",
+            f'teacher.urls=["{served.url}"]', "teacher.model=tiny", "validation.before=false",
+        )  # fmt: skip
+        assert run.finish(deadline_s=400.0) == 2, run.logs()
+    finally:
+        served.stop()
+    said = " ".join(run.text.split())
+    assert f"{served.url} has other tokens than the recipe's model" in said
+    assert run.steps_done() == 0
 
 
 def test_vllm_is_the_teacher_of_a_whole_run(runner: Runner) -> None:

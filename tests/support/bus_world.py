@@ -122,7 +122,9 @@ class World:
                     case Train():
                         await self.train(command)
                         await channel.send(StepFinished(replica=name, step=command.step))
-                        published = VersionPublished(replica=name, version=command.step + 1)
+                        published = VersionPublished(
+                            replica=name, version=command.step + 1, stall_s=0.25
+                        )
                         await channel.send(published)
                     case Stop():
                         self.cuts[self.version] = command.cut

@@ -1,11 +1,16 @@
 """A small server with OpenAI's completions, over the transformers engine, for tests.
 
 It speaks as vLLM's server does where the two agree: token ids in, token ids and log-probs out,
-streamed; ``prompt_logprobs`` of tokens that are given. It runs in a thread with a loop of its own.
+streamed; ``prompt_logprobs`` of tokens that are given, and the tokens of a text. It runs in a
+thread with a loop of its own, or in a process: ``python openai_server.py MODEL DIES_AFTER``.
 """
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import aclosing
 from pathlib import Path
@@ -15,7 +20,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_rollout import (
     EngineSetup,
@@ -29,10 +34,21 @@ from cosmos_rollout import (
 class ServedEngine:
     """The engine of a model directory, served as model "tiny" on a port of the system's choice."""
 
-    def __init__(self, config: TransformersConfig, path: Path, *, key: str = "") -> None:
+    def __init__(
+        self, config: TransformersConfig, path: Path, *, key: str = "", dies_after: int = 0
+    ) -> None:
+        """Serve a model directory.
+
+        Args:
+            config: of the engine.
+            path: the directory.
+            key: bearer token that is asked for; empty for none.
+            dies_after: answers to prompts after which the process kills itself; 0 for never.
+        """
         self._config = config
         self._path = path
         self._key = key
+        self._dies_after = dies_after
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -77,23 +93,39 @@ class ServedEngine:
 
         @app.get("/v1/models")
         async def models(request: Request) -> Any:
-            if self._key and request.headers.get("authorization") != f"Bearer {self._key}":
+            if self._is_stranger(request):
                 return Response("who are you?", status_code=401)
             assert self._engine is not None
             return {"data": [{"id": "tiny", "max_model_len": self._engine.context_length}]}
 
         @app.post("/v1/completions")
         async def completions(request: Request) -> Any:
+            if self._is_stranger(request):
+                return Response("who are you?", status_code=401)
             body = await request.json()
+            if isinstance(body["prompt"], str):
+                return self._told(body["prompt"])
             if "prompt_logprobs" in body:
                 return self._scored(body["prompt"])
             return StreamingResponse(self._events(body), media_type="text/event-stream")
 
         return app
 
+    def _is_stranger(self, request: Request) -> bool:
+        shown = request.headers.get("authorization")
+        return bool(self._key) and shown != f"Bearer {self._key}"
+
+    def _told(self, text: str) -> dict[str, Any]:
+        """Answer a text with its tokens alone."""
+        tokenizer: Any = AutoTokenizer.from_pretrained(self._path)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        return {"choices": [{"prompt_token_ids": tokens}]}
+
     async def _events(self, body: dict[str, Any]) -> Any:
         """Generate token after token: each is a request of its own that goes on from the last."""
         self._num_requests += 1
+        if self._dies_after and self._num_requests > self._dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
         name, prompt = self._num_requests, list(body["prompt"])
         for position in range(body["max_tokens"]):
             token, logprob = await self._next(f"{name}.{position}", prompt, body, position)
@@ -134,3 +166,30 @@ class ServedEngine:
             for token, row in zip(prompt[1:], table, strict=True)
         ]
         return {"choices": [{"index": 0, "prompt_logprobs": [None, *found]}]}
+
+
+def start_process(model: Path, *, dies_after: int = 0) -> tuple[subprocess.Popen[str], str]:
+    """Start a server in a process of its own; return it and its URL once it listens."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(model), str(dies_after)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    assert url.startswith("http://"), f"the server of {model} ended: {process.poll()}"
+    return process, url
+
+
+def main(model: Path, dies_after: int) -> None:
+    """Serve until killed, and say where on standard output."""
+    server = ServedEngine(TransformersConfig(), model, dies_after=dies_after)
+    server.start()
+    sys.stdout.write(f"{server.url}\n")
+    sys.stdout.flush()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

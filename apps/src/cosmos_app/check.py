@@ -17,6 +17,7 @@ from cosmos_app.output import print_json
 from cosmos_app.prepare import check_inputs, require_trainable
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
+from cosmos_app.rollout_config import require_trainable_engine
 from cosmos_app.shown_recipe import print_recipe
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_parallel import ParameterCounts, check_packing, check_trainable, read_config
@@ -237,11 +238,13 @@ def check_recipe(recipe: Recipe, *, as_json: bool, whole: bool = False) -> int:
 
     Raises:
         StarvedSlotsError: after that, if admission would leave slots empty for good.
-        DataError: if a file that the recipe names cannot be used, or its teacher has other tokens.
+        DataError: if a file that the recipe names cannot be used, its teacher has other tokens, or
+            its engine never gets what is trained.
         MeshError: if the model cannot be divided as the recipe says.
         PackingError: if it cannot have several samples in a row, as the recipe says.
         ServerSettingsError: if a server of the recipe's own would lose the run.
     """
+    require_trainable_engine(recipe.rollout)
     of_inputs = check_inputs(recipe)
     require_layout(recipe, recipe.trainer.layout)
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from cosmos_app.cluster_config import LauncherName
+from cosmos_app.evaluation.command import evaluate
 from cosmos_app.guarded import KILLED_RUN
 from cosmos_app.guarded import guarded as _guarded
 from cosmos_app.looking_commands import doctor, explain, models
@@ -27,6 +28,7 @@ Examples:
   cosmos-app check configs/quickstart.toml
   cosmos-app explain rollout.engine
   cosmos-app status runs/quickstart
+  cosmos-app evaluate runs/quickstart --url http://127.0.0.1:8000/v1 --model my-model
   cosmos-app scale runs/quickstart --rollouts 3
   cosmos-app stop runs/quickstart
 """
@@ -45,7 +47,7 @@ def main() -> None:
     quiet_third_parties()
 
 
-for _command in (wfm, reward_service, scale, stop, doctor, explain, models):
+for _command in (wfm, reward_service, scale, stop, doctor, explain, models, evaluate):
     main.add_command(_command)
 
 

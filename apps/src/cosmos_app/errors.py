@@ -86,6 +86,14 @@ class ChildFailedError(RunError):
     """Raised when a child died more often than it may be restarted; holds the tail of its log."""
 
 
+class ServerMismatchError(RunError):
+    """Raised for a server that has other tokens than the recipe's model, or takes too few."""
+
+
+class ServerFailedError(RunError):
+    """Raised by 'evaluate' if a server fails at all it is asked, or no answer has a reward."""
+
+
 class DashboardAddressError(RunError):
     """Raised when the address of the dashboard cannot be had, as when its port is in use."""
 
@@ -124,6 +132,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         DataError,
         WrongStreamError,
         NothingToResumeError,
+        ServerMismatchError,
         StarvedSlotsError,
         ChildRefusedError,
     )

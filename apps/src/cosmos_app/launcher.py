@@ -55,7 +55,9 @@ from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.replica_count import await_farewells, keep_replicas
 from cosmos_app.replica_modules import shared_by_replicas
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
+from cosmos_app.rollout_config import require_trainable_engine
 from cosmos_app.samples import last_samples
+from cosmos_app.standing_still import tell_stillness
 from cosmos_app.supervisor import Incident
 from cosmos_app.unsaved import UnsavedWarning
 from cosmos_core.bus import Bus
@@ -82,6 +84,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     console = Console(stderr=as_json)
     say = functools.partial(console.print, soft_wrap=True)
     async with preloading(shared_by_replicas(recipe), environment(recipe), say) as preloaded:
+        require_trainable_engine(recipe.rollout)
         check_inputs(recipe)
         await require_server(recipe.bus)
         if not recipe.launch.external:
@@ -207,7 +210,7 @@ class Launch:
         teachers = teacher_names(recipe)
         mute = HungTeachers(self._run, supervisor, teachers, recipe.launch.hung_s, say)
         loops = [announce_dashboard(self._run, say), tell_failures(bus, say)]
-        loops += [hung.end(bus), mute.end()]
+        loops += [hung.end(bus), mute.end(), tell_stillness(bus, supervisor.running, say)]
         if not recipe.launch.external:
             late = LatePolicies(
                 supervisor,

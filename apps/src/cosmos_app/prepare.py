@@ -354,10 +354,15 @@ def require_model(path: Path) -> None:
     ]
     if missing:
         raise DataError(f"model.path={path}: not a complete model, it has no {', '.join(missing)}")
-    _require_words(path)
+    require_words(path)
 
 
-def _require_words(path: Path) -> None:
+def require_words(path: Path) -> None:
+    """Check that a model directory has a tokenizer with words.
+
+    Raises:
+        DataError: if it has not.
+    """
     from transformers import AutoTokenizer
 
     try:

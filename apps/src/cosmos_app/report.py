@@ -14,12 +14,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cosmos_app.natural_order import by_number
 from cosmos_app.output import finite
 from cosmos_app.supervisor import Incident
 from cosmos_core.metrics import MetricRecord, of_data_sets
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 40
+_MOST_ROWS = 8
 _NOT_A_NUMBER = re.compile(r"\bnan%?")
 
 
@@ -55,6 +57,8 @@ class RunReport:
         publish_ms: time training stood still per publication, for its snapshot: median, maximum.
         served_s: seconds from a publication until a replica sampled with it, which finishes a
             load in hand first: median and maximum over replicas and versions.
+        publish_ms_of: `publish_ms` of each policy replica, by name.
+        served_s_of: `served_s` of each rollout replica, by name.
         first_group_s: seconds from when a rollout replica joined until it had finished a group:
             median and maximum over all that joined.
         num_loads: weight versions committed by rollout replicas.
@@ -85,6 +89,8 @@ class RunReport:
     transfer_ms: tuple[float, float]
     publish_ms: tuple[float, float]
     served_s: tuple[float, float]
+    publish_ms_of: Mapping[str, tuple[float, float]]
+    served_s_of: Mapping[str, tuple[float, float]]
     first_group_s: tuple[float, float]
     num_loads: int
     staleness: tuple[float, float]
@@ -133,6 +139,17 @@ def _median_and_max(values: Sequence[float]) -> tuple[float, float]:
     return median(values), max(values, default=float("nan"))
 
 
+def _of_each(
+    records: Sequence[MetricRecord], role: str, name: str, factor: float
+) -> dict[str, tuple[float, float]]:
+    """Return median and maximum of what each replica of a role measured, by its name."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        if record.role == role and name in record.values:
+            found.setdefault(record.replica, []).append(factor * record.values[name])
+    return {replica: _median_and_max(found[replica]) for replica in sorted(found, key=by_number)}
+
+
 def _length_ratio(records: Sequence[MetricRecord]) -> float:
     trained = _values(records, "controller", "trained_length")
     generated = _values(records, "controller", "generated_length")
@@ -179,6 +196,8 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         transfer_ms=_median_and_max(transfers),
         publish_ms=_median_and_max([1e3 * s for s in _values(records, "policy", "publish_s")]),
         served_s=_median_and_max(_values(records, "rollout", "served_s")),
+        publish_ms_of=_of_each(records, "policy", "publish_s", 1e3),
+        served_s_of=_of_each(records, "rollout", "served_s", 1.0),
         first_group_s=_median_and_max(_values(records, "rollout", "first_group_s")),
         num_loads=len(stalls),
         staleness=(
@@ -242,10 +261,12 @@ def _numbers(report: RunReport) -> Table:
             "weights published, training stalled",
             f"median {report.publish_ms[0]:.1f} ms, max {report.publish_ms[1]:.1f} ms",
         ),
+        *_rows_of_each(report.publish_ms_of, "{:.1f} ms"),
         (
             "weights served after",
             f"median {report.served_s[0]:.2f} s, max {report.served_s[1]:.2f} s",
         ),
+        *_rows_of_each(report.served_s_of, "{:.2f} s"),
         (
             "rollouts' first group after joining",
             f"median {report.first_group_s[0]:.2f} s, max {report.first_group_s[1]:.2f} s",
@@ -266,6 +287,16 @@ def _numbers(report: RunReport) -> Table:
     for name, value in rows:
         table.add_row(Text(name, "dim"), Text(value))
     return table
+
+
+def _rows_of_each(figures: Mapping[str, tuple[float, float]], form: str) -> list[tuple[str, str]]:
+    """Return a row for each replica where there are a few; one alone has that of all."""
+    if not 1 < len(figures) <= _MOST_ROWS:
+        return []
+    return [
+        (f"  {name}", f"median {form.format(middle)}, max {form.format(most)}")
+        for name, (middle, most) in figures.items()
+    ]
 
 
 def describe_books(books: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cosmos_app.errors import DataError
 from cosmos_app.ranges import require_at_least
 from cosmos_core.control import StalenessConfig
 from cosmos_rollout import EngineConfig, EnvironmentConfig, EpisodeLimits, Sampling, VLLMConfig
@@ -94,6 +95,20 @@ def check_nucleus(config: RolloutConfig, validation_top_p: float) -> None:
                 f"{setting} is {top_p} and rollout.engine.kind 'sglang', which does not tell the "
                 "log-probabilities that tokens are drawn with then; set 1, or the engine 'vllm'"
             )
+
+
+def require_trainable_engine(config: RolloutConfig) -> None:
+    """Refuse to train with an engine that never gets what is trained.
+
+    Raises:
+        DataError: naming the setting.
+    """
+    if config.engine.kind == "endpoint":
+        raise DataError(
+            "rollout.engine.kind is 'endpoint': a server of somebody else keeps the weights it "
+            "has, and would never sample from those that are trained; choose 'vllm', 'sglang' or "
+            "'transformers'. 'cosmos-app evaluate' measures a server, teacher.urls learns from one"
+        )
 
 
 def check_colocation(

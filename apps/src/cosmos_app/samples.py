@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 
@@ -13,6 +13,22 @@ from cosmos_core.trajectory import Trajectory, TrajectoryFormatError, decode_tra
 _MOST_SHOWN = 6
 _LENGTH = struct.Struct("<Q")
 _BEGINS = b"CTRJ"  # as each encoded trajectory does
+
+
+def text_of(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> Sample:
+    """Return what a trajectory says to a person: what was sampled, and all that was not.
+
+    Args:
+        trajectory: a sample.
+        decode: returns the text of tokens.
+    """
+    sampled = trajectory.trainable
+    return Sample(
+        prompt=decode(trajectory.token_ids[~sampled].tolist()),
+        response=decode(trajectory.token_ids[sampled].tolist()),
+        reward=trajectory.reward,
+        version=trajectory.newest_version,
+    )
 
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:

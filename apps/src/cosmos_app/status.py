@@ -144,7 +144,9 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     age_s = now_s - status["time_s"]
     if "values" in status:
         return _draw_steps(status, age_s)
-    replicas = Table("replica", "role", "version", "silent for", "first group after", "")
+    replicas = Table(
+        "replica", "role", "version", "silent for", "new weights", "first group after", ""
+    )
     known: Mapping[str, Any] = status.get("replicas", {})
     for name in sorted(known, key=by_number):
         replica = known[name]
@@ -155,6 +157,7 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
             replica["role"],
             str(replica["version"]),
             f"{replica['silent_s']:.1f} s",
+            weights_words(replica.get("publish_ms"), replica.get("served_s")),
             "" if first_s is None else f"{first_s:.1f} s",
             Text(state),
         )
@@ -180,6 +183,13 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     if status.get("finished"):
         lines.append(Text(f"ended: {status['finished']}", style="green"))
     return Group(*lines, replicas)
+
+
+def weights_words(publish_ms: float | None, served_s: float | None) -> str:
+    """Say what a policy's last publication cost it, or when a rollout served its last version."""
+    if publish_ms is not None:
+        return f"held up {publish_ms:.1f} ms"
+    return "" if served_s is None else f"served after {served_s:.2f} s"
 
 
 def _draw_steps(status: Mapping[str, Any], age_s: float) -> Group:

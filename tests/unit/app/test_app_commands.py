@@ -32,6 +32,7 @@ COMMANDS = (
     "replay",
     "export",
     "doctor",
+    "evaluate",
     "explain",
     "models",
 )
@@ -117,6 +118,15 @@ def test_an_engine_that_cannot_stand_still_while_it_fetches_is_refused() -> None
     result = call("check", str(QUICKSTART), *changes)
     assert result.exit_code == 2
     assert "only vllm stands still while it fetches" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_an_engine_that_never_gets_what_is_trained_is_refused(command: str, tmp_path: Path) -> None:
+    engine = "rollout.engine={kind='endpoint', url='http://localhost:1/v1', model='theirs'}"
+    result = call(command, str(QUICKSTART), engine, f"output={tmp_path / 'run'}")
+    assert result.exit_code == 2
+    assert "cosmos-app evaluate" in result.output
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_vllm_serves_on_some_gpus_alone_are_refused_with_the_reason() -> None:

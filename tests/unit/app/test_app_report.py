@@ -32,6 +32,33 @@ def test_the_distance_of_log_probs_is_a_mean_over_tokens_not_over_steps():
     assert report.mismatch[1] == pytest.approx((100 * 1e-6 + 100 * 0.1 + 200 * 0.2) / 400)
 
 
+def test_what_publications_cost_is_told_of_each_replica():
+    """How long each policy stood still, and after how long each rollout served them."""
+    told = [
+        ("policy", "policy-0", {"publish_s": 0.25}),
+        ("policy", "policy-0", {"publish_s": 0.5}),
+        ("rollout", "rollout-0", {"served_s": 1.0}),
+        ("rollout", "rollout-10", {"served_s": 3.0}),
+        ("rollout", "rollout-2", {"served_s": 2.0}),
+    ]
+    records = [
+        MetricRecord(time_s=0.0, role=role, replica=name, step=step, values=values)
+        for step, (role, name, values) in enumerate(told)
+    ]
+    report = build_report(records, outcome())
+    assert report.publish_ms_of == {"policy-0": (500.0, 500.0)}
+    assert report.served_s_of == {
+        "rollout-0": (1.0, 1.0),
+        "rollout-2": (2.0, 2.0),
+        "rollout-10": (3.0, 3.0),
+    }
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=120))
+    lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert any("rollout-10 median 3.00 s, max 3.00 s" in line for line in lines)
+    assert not any("policy-0" in line for line in lines), "one alone has the figure of all"
+
+
 def test_what_was_not_measured_is_null_for_programs_and_a_dash_for_people():
     report = build_report([], outcome())
     text = json.dumps(report.to_json(), allow_nan=False)
@@ -73,6 +100,16 @@ def test_status_shows_what_failed_at_a_replica_as_it_was_said():
     status = {"time_s": 0.0, "replicas": {"rollout-0": replica}}
     Console(file=shown, width=120).print(draw_status(status, 1.0))
     assert "no [/INST] in it" in shown.getvalue()
+
+
+def test_status_shows_what_new_weights_cost_each_replica():
+    policy = {"role": "policy", "version": 4, "silent_s": 0.5, "publish_ms": 12.34}
+    rollout = {"role": "rollout", "version": 4, "silent_s": 0.5, "served_s": 0.456}
+    shown = io.StringIO()
+    status = {"time_s": 0.0, "replicas": {"policy-0": policy, "rollout-0": rollout}}
+    Console(file=shown, width=120).print(draw_status(status, 1.0))
+    assert "held up 12.3 ms" in shown.getvalue()
+    assert "served after 0.46 s" in shown.getvalue()
 
 
 def outcome(**changes: Any) -> Outcome:

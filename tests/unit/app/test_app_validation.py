@@ -69,6 +69,8 @@ def report() -> RunReport:
         transfer_ms=(0.0, 0.0),
         publish_ms=(0.0, 0.0),
         served_s=(0.0, 0.0),
+        publish_ms_of={},
+        served_s_of={},
         first_group_s=(0.0, 0.0),
         num_loads=9,
         staleness=(0.0, 0),

@@ -10,8 +10,10 @@ def loaded(replica: str, version: int, lineage: int = 0) -> VersionLoaded:
     )
 
 
-def published(replica: str, version: int, lineage: int = 0) -> VersionPublished:
-    return VersionPublished(replica=replica, version=version, lineage=lineage)
+def published(
+    replica: str, version: int, lineage: int = 0, stall_s: float = 0.0
+) -> VersionPublished:
+    return VersionPublished(replica=replica, version=version, lineage=lineage, stall_s=stall_s)
 
 
 def joined(replica: str, incarnation: str) -> ReplicaJoined:
@@ -61,3 +63,17 @@ def test_what_was_not_seen_to_be_published_has_no_time():
         times.note(published("policy-0", version, lineage=1), 20.0)
     assert times.note(loaded("rollout-1", 3, lineage=1), 21.0) is None
     assert times.note(loaded("rollout-1", 99, lineage=1), 21.0) == 1.0
+
+
+def test_of_each_replica_the_last_publication_or_load_is_known():
+    times = ServedTimes()
+    for version, stall_s in ((3, 0.5), (4, 0.25)):
+        times.note(published("policy-0", version, stall_s=stall_s), 10.0 * version)
+        times.note(loaded("rollout-0", version), 10.0 * version + version)
+    times.note(published("policy-1", 4), 41.0)  # it does not say for how long it stood still
+    found = {name: times.last(name) for name in ("policy-0", "policy-1", "rollout-0")}
+    assert found == {
+        "policy-0": {"publish_ms": 250.0},
+        "policy-1": {},
+        "rollout-0": {"served_s": 4.0},
+    }

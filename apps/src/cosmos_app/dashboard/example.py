@@ -84,8 +84,9 @@ def _records(step: int, now_s: float) -> list[MetricRecord]:
         "tokens_per_s": 400.0 + step,
     }
     policy = {"train_s": 1.0, "num_samples": 64.0, "loss": 0.01, "idle_share": 0.5}
+    policy["publish_s"] = 0.004
     controller = {"reward": reward, **staleness, **queues}
-    load = {"stall_s": 0.02 + 0.001 * step, "transfer_s": 0.1}
+    load = {"stall_s": 0.02 + 0.001 * step, "transfer_s": 0.1, "served_s": 0.25}
     return [
         *(MetricRecord(now_s, "rollout", name, step, rollout) for name in _ROLLOUTS),
         *(MetricRecord(now_s, "rollout", name, step + 1, load) for name in _ROLLOUTS),

@@ -65,6 +65,8 @@ class ReplicaView:
         idle_share: share of its time without work, as last measured.
         num_loads: weight versions it loaded.
         stalled_s: seconds that its generation stood still for them.
+        publish_ms: for how long its last publication held a policy up; null where there is none.
+        served_s: seconds from the last publication until a rollout sampled with it; null likewise.
     """
 
     name: str
@@ -77,6 +79,8 @@ class ReplicaView:
     idle_share: float | None
     num_loads: int
     stalled_s: float
+    publish_ms: float | None
+    served_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,7 +244,8 @@ def _replica_view(name: str, known: Mapping[str, Any], feed: RunFeed) -> Replica
     version = known.get("version")
     if version is None and latest is not None:
         version = latest.step + (role == "policy")
-    idle = latest.values.get("idle_share") if latest else None
+    values = latest.values if latest else {}
+    publish_s = _number(values.get("publish_s"))
     return ReplicaView(
         name=name,
         role=role,
@@ -249,9 +254,11 @@ def _replica_view(name: str, known: Mapping[str, Any], feed: RunFeed) -> Replica
         busy=int(known.get("busy", 0)),
         slots=int(known.get("slots", 0)),
         silent_s=known.get("silent_s"),
-        idle_share=_number(idle),
+        idle_share=_number(values.get("idle_share")),
         num_loads=history.num_stalls.get(name, 0),
         stalled_s=history.stalled_s.get(name, 0.0),
+        publish_ms=None if publish_s is None else 1e3 * publish_s,
+        served_s=_number(values.get("served_s")),
     )
 
 

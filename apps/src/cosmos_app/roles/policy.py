@@ -212,7 +212,7 @@ class PolicyProcess:
         if channel is not None:
             await self._tell_step(trainer, channel)
             if train.publish:
-                await self._tell_published(trainer, channel)
+                await self._tell_published(trainer, channel, metrics.get("publish_s", 0.0))
             shares = self._meter.shares(time.monotonic())
             figures = {**metrics, "idle_share": shares["waiting"]}
             await self._report(train.step, figures, trainer.problem)
@@ -231,10 +231,12 @@ class PolicyProcess:
         step, lineage = trainer.version - 1, trainer.lineage
         await channel.send(StepFinished(replica=self._replica, step=step, lineage=lineage))
 
-    async def _tell_published(self, trainer: StepTrainer, channel: ReplicaChannel) -> None:
-        version, lineage = trainer.version, trainer.lineage
+    async def _tell_published(
+        self, trainer: StepTrainer, channel: ReplicaChannel, stall_s: float = 0.0
+    ) -> None:
+        version, lineage, name = trainer.version, trainer.lineage, self._replica
         await channel.send(
-            VersionPublished(replica=self._replica, version=version, lineage=lineage)
+            VersionPublished(replica=name, version=version, lineage=lineage, stall_s=stall_s)
         )
 
     async def _tell_saved(self, trainer: StepTrainer, path: str, channel: ReplicaChannel) -> None:

@@ -21,7 +21,6 @@ from cosmos_app.length_reward import scorer_of
 from cosmos_app.parent import die_with_parent
 from cosmos_app.patience import silence_s
 from cosmos_app.prepared_data import open_prompts
-from cosmos_app.report import Sample
 from cosmos_app.roles.colocated import Bed, Sleeper
 from cosmos_app.roles.engine_setup import EngineWeights, engine_setup, engine_weights
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
@@ -33,7 +32,7 @@ from cosmos_app.roles.process import RunContext, num_sharers, open_context, own_
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_app.roles.turns import Turn, rollout_turn
-from cosmos_app.samples import append_samples, append_trajectories
+from cosmos_app.samples import append_samples, append_trajectories, text_of
 from cosmos_app.shown_samples import SampleShow
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.control import payload_key
@@ -318,17 +317,8 @@ class RolloutProcess:
             append_trajectories(folder / f"{self._replica}.bin", list(payloads.values()))
         if trajectories[0].group.startswith("validation."):
             path = self._context.run.path / "samples" / f"samples-{self._replica}.jsonl"
-            append_samples(path, [self._text_of(t) for t in trajectories])
+            append_samples(path, [text_of(t, self._decode) for t in trajectories])
         return list(payloads)
-
-    def _text_of(self, trajectory: Trajectory) -> Sample:
-        trained = trajectory.trainable
-        return Sample(
-            prompt=self._decode(trajectory.token_ids[~trained].tolist()),
-            response=self._decode(trajectory.token_ids[trained].tolist()),
-            reward=trajectory.reward,
-            version=trajectory.newest_version,
-        )
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)

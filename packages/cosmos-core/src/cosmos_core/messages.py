@@ -142,11 +142,15 @@ class StepFinished(Message, frozen=True, kw_only=True, tag=True):
 
 
 class VersionPublished(Message, frozen=True, kw_only=True, tag=True):
-    """A policy replica serves this weight version: its snapshot is taken."""
+    """A policy replica serves this weight version: its snapshot is taken.
+
+    ``stall_s`` is how long it stood still for that; 0 if it is not known.
+    """
 
     replica: str
     version: int
     lineage: int = 0
+    stall_s: float = 0.0
 
 
 class VersionLoaded(Message, frozen=True, kw_only=True, tag=True):

@@ -22,6 +22,7 @@ import httpx
 from cosmos_core.trajectory import TeacherScores
 from cosmos_rollout.engine import Shown
 from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
+from cosmos_rollout.engines.text_tokens import asked_tokens, read_tokens
 from cosmos_rollout.episode import Episode
 from cosmos_rollout.errors import EngineError, NoPicturesError, TeacherError
 from cosmos_rollout.rewards import Failure
@@ -151,6 +152,17 @@ class TeacherReplicas:
             ask = partial(self._ask, tokens, shown)
             return await self._until(time.monotonic() + deadline_s, ask, words)
 
+    async def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens that a teacher makes of a text, without special ones around it.
+
+        Raises:
+            TeacherError: if nobody answered in time, or whoever did does not tell.
+        """
+        deadline_s = self._settings.deadline_s
+        words = f"no teacher told the tokens of a text within {deadline_s:g} s"
+        ask = partial(self._ask_tokens, text)
+        return await self._until(time.monotonic() + deadline_s, ask, words)
+
     async def aclose(self) -> None:
         """Hang up. Idempotent."""
         await self._client.aclose()
@@ -192,6 +204,15 @@ class TeacherReplicas:
         response = await self._client.post(f"{url}/completions", json=body)
         self._raise_refusal(url, response)
         return read_scores(tokens, response.json(), top_k=settings.top_k, whom=url)
+
+    async def _ask_tokens(self, text: str, url: str) -> list[int]:
+        body = {"model": self._settings.model} | asked_tokens(text)
+        response = await self._client.post(f"{url}/completions", json=body)
+        self._raise_refusal(url, response)
+        try:
+            return read_tokens(response.json(), url)
+        except EngineError as error:  # it would not tell the next time either
+            raise TeacherError(str(error)) from error
 
     def _raise_refusal(self, url: str, response: httpx.Response) -> None:
         """Give up on what would be refused by any replica; another may do what this one cannot."""

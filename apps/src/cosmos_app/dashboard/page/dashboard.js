@@ -112,10 +112,12 @@ function drawReplicas(replicas) {
     const head = element("th", "", replica.name);
     head.scope = "row";
     const stall = replica.num_loads ? `${Math.round(1000 * replica.stalled_s / replica.num_loads)} ms` : "–";
+    const weights = replica.publish_ms !== null ? `held up ${replica.publish_ms.toFixed(1)} ms`
+      : replica.served_s !== null ? `served after ${replica.served_s.toFixed(2)} s` : "–";
     const silent = replica.silent_s === null ? "–" : `${replica.silent_s.toFixed(1)} s`;
     row.append(head, element("td", "wide", replica.doing));
     for (const text of [replica.version === null ? "–" : String(replica.version), percent(replica.idle_share),
-      replica.num_loads ? String(replica.num_loads) : "–", stall, silent]) row.append(element("td", "", text));
+      replica.num_loads ? String(replica.num_loads) : "–", stall, weights, silent]) row.append(element("td", "", text));
     return row;
   }));
 }

@@ -240,6 +240,8 @@ class ControllerHost:
             "refused": self._refused,
             **controller.status(self._now),
         }
+        for name, replica in status["replicas"].items():
+            replica |= self._served.last(name)
         await self._bus.write_status(status)
 
 

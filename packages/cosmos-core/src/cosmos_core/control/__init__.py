@@ -5,6 +5,7 @@ from cosmos_core.control.config import ControllerConfig, StalenessConfig, Valida
 from cosmos_core.control.controller import Controller
 from cosmos_core.control.cut import line_of_cut, step_of_cut
 from cosmos_core.control.ending import ALL_DONE, STOPPED
+from cosmos_core.control.lone_round import LoneRound
 from cosmos_core.control.payloads import payload_key
 from cosmos_core.control.staleness import Load, StalenessPolicy, policy_of
 from cosmos_core.control.state import (
@@ -26,6 +27,7 @@ __all__ = [
     "ControllerConfig",
     "ControllerState",
     "Load",
+    "LoneRound",
     "StalenessConfig",
     "StalenessPolicy",
     "StepStats",

@@ -1,4 +1,4 @@
-"""How long after its publication each rollout replica samples with a weight version."""
+"""What publications cost: how long each policy stood still, and when each rollout served them."""
 
 from cosmos_core.messages import Event, ReplicaJoined, VersionLoaded, VersionPublished
 
@@ -13,6 +13,7 @@ class ServedTimes:
         self._published: dict[tuple[int, int], float] = {}  # by lineage and version
         self._joined: dict[str, tuple[str, float]] = {}  # by replica: its incarnation, and when
         self._served: dict[str, tuple[int, int]] = {}  # by replica: its last lineage and version
+        self._last: dict[str, dict[str, float]] = {}  # by replica: its last figure
 
     def note(self, event: Event, now: float) -> float | None:
         """Take an event in; return the seconds if by it a replica serves a version.
@@ -26,6 +27,8 @@ class ServedTimes:
         """
         match event:
             case VersionPublished():
+                if event.stall_s > 0.0:
+                    self._last[event.replica] = {"publish_ms": 1e3 * event.stall_s}
                 self._published.setdefault((event.lineage, event.version), now)
                 if len(self._published) > _MOST_VERSIONS:
                     del self._published[next(iter(self._published))]
@@ -40,6 +43,14 @@ class ServedTimes:
                 pass
         return None
 
+    def last(self, replica: str) -> dict[str, float]:
+        """Return what a replica's last publication or load was like, by name.
+
+        ``publish_ms`` is for how long a policy stood still, ``served_s`` the seconds until a
+        rollout sampled with a version; nothing of a replica without either.
+        """
+        return dict(self._last.get(replica, {}))
+
     def _served_after(self, event: VersionLoaded, now: float) -> float | None:
         which = event.lineage, event.version
         published = self._published.get(which)
@@ -47,4 +58,6 @@ class ServedTimes:
             return None
         self._served[event.replica] = which
         _, joined = self._joined.get(event.replica, ("", published))
-        return now - max(published, joined)
+        served_s = now - max(published, joined)
+        self._last[event.replica] = {"served_s": served_s}
+        return served_s

@@ -41,6 +41,7 @@ def status_of(
         },
         "counters": msgspec.to_builtins(state.counters),
         "training": _training(state, now),
+        "validating": _validating(state),
         "last_step": msgspec.to_builtins(state.last_step),
         "validations": {str(r.version): msgspec.to_builtins(r) for r in state.rounds_done},
         "num_replicas": len(state.replicas),
@@ -70,6 +71,14 @@ def _training(state: ControllerState, now: float) -> dict[str, float] | None:
     if state.training is None:
         return None
     return {"step": state.training.step, "for_s": now - state.training.since_s}
+
+
+def _validating(state: ControllerState) -> dict[str, int] | None:
+    """Return of which version answers are yet to come, and how many; none without a validation."""
+    opened = state.round
+    if opened is None:
+        return None
+    return {"version": opened.version, "left": len(opened.waiting) + len(opened.given)}
 
 
 def waiting_for(state: ControllerState, config: ControllerConfig, now: float) -> str:

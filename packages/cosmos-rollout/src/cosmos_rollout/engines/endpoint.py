@@ -31,6 +31,7 @@ from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.engines.retrying import Patience, patiently, refused
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import names_of, samples_as_finished
+from cosmos_rollout.engines.text_tokens import asked_tokens, read_tokens
 from cosmos_rollout.errors import (
     EngineClosedError,
     EngineError,
@@ -200,17 +201,18 @@ class EndpointEngine:
             TeacherError: if it tells of fewer than ``top_k`` tokens in a place.
         """
         self._raise_if_closed()
-        body = self._body(token_ids) | asked_scores(top_k)
-        async with self._places:
-            try:
-                response = await patiently(lambda: self._post(body), self._patience)
-            except httpx.HTTPError as error:
-                raise EngineError(f"{self._config.url} failed: {error!r}") from error
-        try:
-            answer = response.json()
-        except ValueError as error:
-            raise EngineError(f"{self._config.url} answers no JSON: {error}") from error
+        answer = await self._answer(self._body(token_ids) | asked_scores(top_k))
         return read_scores(token_ids, answer, top_k=top_k, whom=self._config.url)
+
+    async def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens that the server makes of a text, without special ones around it.
+
+        Raises:
+            EngineError: if the server fails, or does not tell.
+        """
+        self._raise_if_closed()
+        answer = await self._answer({"model": self._config.model} | asked_tokens(text))
+        return read_tokens(answer, self._config.url)
 
     async def logprobs(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return float32[T], the log-probs of `score` alone."""
@@ -244,6 +246,18 @@ class EndpointEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
+
+    async def _answer(self, body: dict[str, Any]) -> Any:
+        """Return the JSON of an answer that is no stream."""
+        async with self._places:
+            try:
+                response = await patiently(lambda: self._post(body), self._patience)
+            except httpx.HTTPError as error:
+                raise EngineError(f"{self._config.url} failed: {error!r}") from error
+        try:
+            return response.json()
+        except ValueError as error:
+            raise EngineError(f"{self._config.url} answers no JSON: {error}") from error
 
     async def _post(self, body: dict[str, Any]) -> httpx.Response:
         response = await self._client.post("completions", json=body)
