@@ -22,20 +22,23 @@ async def ended_by(
     """
     task = asyncio.current_task()
     assert task is not None
+    has_failed = False
 
     def end(beside: asyncio.Task[None]) -> None:
+        nonlocal has_failed
         if not beside.cancelled():
+            has_failed = True
             task.cancel()
 
     beside.add_done_callback(end)
     try:
         yield
-    except asyncio.CancelledError:
-        error = beside.exception() if beside.done() and not beside.cancelled() else None
+    except (Exception, asyncio.CancelledError):
+        error = beside.exception() if has_failed else None
         if error is None:
             raise
         task.uncancel()
-        told = as_told(error)
+        told = as_told(error)  # what came meanwhile, as from a task within, came of that
         raise told from (None if told is error else error)
     finally:
         beside.remove_done_callback(end)
