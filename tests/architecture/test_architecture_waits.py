@@ -61,6 +61,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_rollout/lasting_pool.py": {
         "_answer": _DONE,
         "_end": "its workers have been killed by then",
+        "end": _BATCH,
     },
     "cosmos_weightsync/command_line/benching.py": {"serve": _IDLE},
     "cosmos_weightsync/integrations/cancelling.py": {

@@ -1,5 +1,7 @@
 """The server that a run starts: where it listens, whose data it has, and when it ends."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +51,22 @@ def test_a_server_left_behind_is_stopped_before_its_data_is_used_again(tmp_path)
             socket.create_connection(("127.0.0.1", first.port), 1),
         ):
             pass
+    finally:
+        second.stop()
+        first.stop()
+
+
+@pytest.mark.slow
+def test_a_server_left_behind_that_is_suspended_is_killed(tmp_path) -> None:
+    first = RedisServer.start(tmp_path)
+    with redis.Redis.from_url(first.url) as client:
+        client.set("a", 1)
+    os.kill(first.pid, signal.SIGSTOP)
+    second = RedisServer.start(tmp_path)
+    try:
+        assert first.returncode == -signal.SIGKILL
+        with redis.Redis.from_url(second.url) as client:
+            assert client.get("a") == b"1"
     finally:
         second.stop()
         first.stop()

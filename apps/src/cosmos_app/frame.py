@@ -37,9 +37,10 @@ from cosmos_app.output import json_document, print_json
 from cosmos_app.passing_on import passing_metrics_on
 from cosmos_app.preloaded import Preloaded
 from cosmos_app.recipe import BusConfig, LaunchConfig
+from cosmos_app.redis_watch import OwnServer, RedisWatch, hung_after_s, redis_watched
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
 from cosmos_app.stop_signals import Presses, leave_terminal, signals_heeded
-from cosmos_app.supervisor import Incident, Supervisor
+from cosmos_app.supervisor import Incident, Restarts, Supervisor
 from cosmos_app.temporary import own_temporary_directory
 from cosmos_core.bus import Bus, BusError, RedisServer
 from cosmos_core.metrics import MetricRecord, SinkConfig, SinkContext
@@ -135,17 +136,25 @@ def _outputs(output: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _open_redis(recipe: LaunchedRecipe, run: RunDirectory) -> Generator[str]:
+def _open_redis(
+    recipe: LaunchedRecipe, run: RunDirectory
+) -> Generator[tuple[str, OwnServer | None]]:
     """Give the URL of the recipe's server, or of a bundled one that lives as long as the run.
 
     Waits without giving way, so that no signal comes between a server's start and its keeper.
     """
     if recipe.bus.url is not None:
-        yield recipe.bus.url
+        yield recipe.bus.url, None
         return
     server = RedisServer.start(run.redis, port=recipe.bus.port, host=recipe.bus.host)
     try:
-        yield server.url
+        own = OwnServer(
+            server=server,
+            log=run.redis / "redis.log",
+            restarts=Restarts(recipe.launch.restarts),
+            hung_s=hung_after_s(recipe.bus.lease_s),
+        )
+        yield server.url, own
     finally:
         server.stop()
 
@@ -224,7 +233,7 @@ class RunFrame:
             failure_noted(self._run),
             self._interruptible(),
             own_temporary_directory(Path(tempfile.gettempdir())),
-            _open_redis(self._recipe, self._run) as url,
+            _open_redis(self._recipe, self._run) as (url, own),
         ):
             before = last_namespace(self._run)
             write_address(self._run, url, namespace)
@@ -236,6 +245,7 @@ class RunFrame:
             )
             async with (
                 await self._connect(url, namespace) as bus,
+                redis_watched(RedisWatch(bus, own, self._say, self._note)),
                 passing_metrics_on(bus, self._recipe.sinks, context, self._answers.record),
                 refusals_told(bus, self._say),
             ):
@@ -272,11 +282,19 @@ class RunFrame:
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
-    async def _on_incident(self, incident: Incident) -> None:
+    def _note(self, incident: Incident) -> None:
+        """Note an end that the supervisor does not see."""
+        self.supervisor.incidents.append(incident)
+        self._tell(incident)
+
+    def _tell(self, incident: Incident) -> None:
         self._console.print(
             f"[yellow]{incident.name} (pid {incident.pid}) died: {incident.how}; "
             f"{incident.outcome}[/]"
         )
+
+    async def _on_incident(self, incident: Incident) -> None:
+        self._tell(incident)
         await self._answers.incident(incident)
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
+from cosmos_app.ended_by import ended_by
 from cosmos_app.errors import RunError
 from cosmos_app.full_disk import Writer
 from cosmos_core.bus import Bus
@@ -74,13 +75,9 @@ async def passing_metrics_on(
         sinks = await thread.call(functools.partial(open_sinks, configs, context))
         async with _closed(sinks, thread, context.console):
             passing = asyncio.create_task(_pass_on(bus, sinks, thread, context, look))
-            try:
-                async with _ended_by(passing):
-                    yield
-                    await _await_passed_on(bus, thread)
-            finally:
-                passing.cancel()
-                await asyncio.gather(passing, return_exceptions=True)
+            async with ended_by(passing, _unwritten):
+                yield
+                await _await_passed_on(bus, thread)
     finally:
         thread.end()
 
@@ -99,30 +96,11 @@ async def _pass_on(
         look(record)
 
 
-@contextlib.asynccontextmanager
-async def _ended_by(passing: asyncio.Task[None]) -> AsyncGenerator[None]:
-    """Have the block end with an error when the task that passes metrics on does."""
-    task = asyncio.current_task()
-    assert task is not None
-
-    def end(passing: asyncio.Task[None]) -> None:
-        if not passing.cancelled():
-            task.cancel()
-
-    passing.add_done_callback(end)
-    try:
-        yield
-    except asyncio.CancelledError:
-        error = passing.exception() if passing.done() and not passing.cancelled() else None
-        if error is None:
-            raise
-        task.uncancel()
-        raise RunError(
-            f"metrics cannot be written any more, so the run was ended; mend that and go on with "
-            f"--resume: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        passing.remove_done_callback(end)
+def _unwritten(error: BaseException) -> RunError:
+    return RunError(
+        f"metrics cannot be written any more, so the run was ended; mend that and go on with "
+        f"--resume: {type(error).__name__}: {error}"
+    )
 
 
 @contextlib.asynccontextmanager

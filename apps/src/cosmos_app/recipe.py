@@ -176,7 +176,8 @@ class BusConfig:
         port: of the bundled server; 0 for any free one.
         host: address, of IPv4 or IPv6, that the bundled server listens on beside loopback, for
             replicas on other machines; it always has a password.
-        lease_s: a replica that shows no progress for this long is declared dead.
+        lease_s: a replica that shows no progress for this long is declared dead. A bundled server
+            that says nothing for as long, but 10 s at least and 30 at most, is started again.
     """
 
     url: str | None = None
@@ -198,8 +199,8 @@ class LaunchConfig:
     """How processes are kept alive.
 
     Attributes:
-        restarts: how often each process is started again after it died; in jobs of SLURM those
-            that others go on without: rollouts, teachers and elastic policies.
+        restarts: how often each process, and the bundled Redis, is started again after it died; in
+            jobs of SLURM those that others go on without: rollouts, teachers and elastic policies.
         standbys: controllers that wait to take over from the one that has the lease.
         external: policy and rollout replicas are started by somebody else, such as SLURM, and join
             when the run is there.

@@ -26,6 +26,7 @@ from cosmos_app.roles.elastic import open_replicas
 from cosmos_app.roles.lease import Standing, watch_saving, watch_start, watched_work
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
 from cosmos_app.roles.ranks import join_ranks
+from cosmos_app.run_bus import connect_to_run
 from cosmos_app.settings import kernels
 from cosmos_app.unsaved import Saves
 from cosmos_core.bus import Bus
@@ -261,7 +262,7 @@ async def run_learner(run_dir: Path, redis_url: str | None, replica: str) -> int
     recipe = recipe_of(run)
     written_url, namespace = read_address(run)
     try:
-        async with await Bus.connect(redis_url or written_url, namespace) as bus:
+        async with await connect_to_run(redis_url or written_url, namespace) as bus:
             with kernels(recipe.seed, are_deterministic=recipe.trainer.deterministic):
                 await GivenProcess(recipe, run, bus, replica).run()
     finally:

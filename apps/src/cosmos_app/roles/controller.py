@@ -7,7 +7,8 @@ from cosmos_app.control_files import is_begun, read_address, read_control
 from cosmos_app.dashboard.config import read_dashboard_config
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.dashboard import ControllerJournal
-from cosmos_core.bus import Bus, ControllerHost, HostConfig, LeaseHeldError
+from cosmos_app.run_bus import connect_to_run
+from cosmos_core.bus import ControllerHost, HostConfig, LeaseHeldError
 from cosmos_core.rundir import RunDirectory
 
 _STANDBY_S = 0.5
@@ -29,7 +30,7 @@ async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> in
     config, cut = read_control(run.path)
     url, namespace = read_address(run)
     with ControllerJournal(run, read_dashboard_config(run.config)) as journal:
-        async with await Bus.connect(redis_url or url, namespace) as bus:
+        async with await connect_to_run(redis_url or url, namespace) as bus:
             if not is_begun(run, namespace):
                 await bus.check_server()
             while True:

@@ -44,6 +44,7 @@ from cosmos_app.roles.run_checkpoints import RunCheckpoints
 from cosmos_app.roles.step_trainer import Seat, StepTrainer
 from cosmos_app.roles.trainer import Trainer
 from cosmos_app.roles.turns import policy_turn
+from cosmos_app.run_bus import connect_to_run
 from cosmos_app.settings import bad_steps_kept, kernels
 from cosmos_app.unsaved import HowToSave, Saves
 from cosmos_core.activity import ActivityMeter
@@ -384,7 +385,7 @@ async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:
             f"{', '.join(policy_names(context.recipe.policy))}; raise policy.replicas"
         )
     try:
-        async with await Bus.connect(context.redis_url, context.namespace) as bus:
+        async with await connect_to_run(context.redis_url, context.namespace) as bus:
             recipe = context.recipe
             with kernels(recipe.seed, are_deterministic=recipe.trainer.deterministic):
                 await PolicyProcess(context, bus, replica, torchrun_place()).run()

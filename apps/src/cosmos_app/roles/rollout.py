@@ -32,6 +32,7 @@ from cosmos_app.roles.process import RunContext, num_sharers, open_context, own_
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_app.roles.turns import Turn, rollout_turn
+from cosmos_app.run_bus import connect_to_run
 from cosmos_app.samples import append_samples, append_trajectories, text_of
 from cosmos_app.shown_samples import SampleShow
 from cosmos_core.bus import Bus, ReplicaChannel
@@ -114,7 +115,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
             turn=turn,
         )
         start.rest()
-        async with await Bus.connect(context.redis_url, context.namespace) as bus:
+        async with await connect_to_run(context.redis_url, context.namespace) as bus:
             await RolloutProcess(context, bus, replica, parts).run()
     return 0
 

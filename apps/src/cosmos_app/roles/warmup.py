@@ -13,7 +13,7 @@ import torch
 from cosmos_app.errors import DataError
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
-from cosmos_core.bus import Bus
+from cosmos_app.run_bus import connect_to_run
 from cosmos_core.metrics import MetricRecord
 from cosmos_parallel import (
     Learner,
@@ -38,7 +38,7 @@ async def run_warmup(run_dir: Path, redis_url: str | None) -> int:
     die_with_parent()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     context = open_context(run_dir, redis_url)
-    async with await Bus.connect(context.redis_url, context.namespace) as bus:
+    async with await connect_to_run(context.redis_url, context.namespace) as bus:
         for step, report in _train(context):
             values = {"loss": report.loss, "train_s": report.seconds}
             await bus.send_metrics([MetricRecord(time.time(), "warmup", "warmup", step, values)])

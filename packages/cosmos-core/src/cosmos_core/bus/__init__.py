@@ -1,5 +1,6 @@
 """The control plane over Redis: a bundled server, typed records, and the loop of the controller."""
 
+from cosmos_core.bus.answering import answers
 from cosmos_core.bus.channel import ReplicaChannel
 from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.connection import Bus
@@ -47,6 +48,7 @@ __all__ = [
     "ServerSettingsError",
     "ServerStartError",
     "SupersededError",
+    "answers",
     "code_version",
     "mask_password",
 ]

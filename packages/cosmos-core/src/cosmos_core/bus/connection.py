@@ -9,6 +9,7 @@ import msgspec
 from redis import asyncio as redis_asyncio
 from redis import exceptions
 
+from cosmos_core.bus.cancelled import cancellable
 from cosmos_core.bus.channel import ReplicaChannel
 from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.errors import (
@@ -22,7 +23,7 @@ from cosmos_core.bus.errors import (
 )
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.passwords import mask_password, what_is_wrong
-from cosmos_core.bus.patience import DISK_FULL, Patience, advice_on
+from cosmos_core.bus.patience import DISK_FULL, Outage, Patience, advice_on
 from cosmos_core.bus.server_settings import problems_of, server_facts, warnings_of
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.bus.tls import absent_files, tls_advice
@@ -55,6 +56,10 @@ _REFUSED = (
 _METRIC = msgspec.msgpack.Decoder(MetricRecord)
 
 
+def _say_nothing(_: str, /) -> None:
+    """Tell nobody."""
+
+
 class Bus:
     """One process's access to a run: events up, payloads, metrics, and status.
 
@@ -73,17 +78,29 @@ class Bus:
     """
 
     def __init__(
-        self, client: "redis_asyncio.Redis", url: str, namespace: str, patience_s: float | None
+        self,
+        client: "redis_asyncio.Redis",
+        url: str,
+        namespace: str,
+        patience_s: float | None,
+        say: Callable[[str], None],
     ) -> None:
         """Wrap a client that answered; `connect` is the way to get one."""
         self.keys = Keys(namespace)
         self.address = mask_password(url)
         self._client = client
         self._patience_s = patience_s
+        self._outage = Outage(self.address, say)
 
     @classmethod
     async def connect(
-        cls, url: str, namespace: str, *, connect_s: float = 10.0, patience_s: float | None = None
+        cls,
+        url: str,
+        namespace: str,
+        *,
+        connect_s: float = 10.0,
+        patience_s: float | None = None,
+        say: Callable[[str], None] = _say_nothing,
     ) -> "Bus":
         """Reach a server and return the bus of one run on it.
 
@@ -95,6 +112,7 @@ class Bus:
             connect_s: how long the server may take to answer at first.
             patience_s: how long every later call tries to reach it, and waits for its disk; a
                 minute, and half a day for the disk, unless told.
+            say: told when calls begin to wait for a server that does not answer, and when it does.
 
         Raises:
             BusPasswordError: if it refuses the password, or wants one.
@@ -117,7 +135,7 @@ class Bus:
             ) from error
         if absent := absent_files(url):
             raise BusUnreachableError(f"{mask_password(url)}: {absent}")
-        bus = cls(client, url, namespace, patience_s)
+        bus = cls(client, url, namespace, patience_s, say)
         try:
             # not a ping, which a server whose disk is full refuses like a write
             await bus.call(lambda c: c.echo(b""), patience_s=connect_s)
@@ -155,7 +173,9 @@ class Bus:
         patience = Patience(_GONE_S if patience_s is None else patience_s)
         while True:
             try:
-                return await _cancellable(request(self._client))
+                answer = await cancellable(request(self._client))
+                self._outage.end()
+                return answer
             except _REFUSED as error:
                 raise BusPasswordError(
                     f"Redis at {self.address} refuses us: {error}; "
@@ -167,6 +187,7 @@ class Bus:
                         f"no Redis answers at {self.address} ({error}), tried for "
                         f"{patience.longest_s:g} s: is it running, and is the address right?"
                     ) from error
+                self._outage.note(error, patience)
             except exceptions.ResponseError as error:
                 advice = advice_on(error)
                 said = f"Redis at {self.address} refuses what it is asked: {error}{advice}"
@@ -376,17 +397,3 @@ class Bus:
         """Return what the controller last said of itself; empty if it never did."""
         data = await self.call(lambda c: c.get(self.keys.status))
         return msgspec.json.decode(data) if data else {}
-
-
-async def _cancellable(answer: Awaitable[Answer]) -> Answer:
-    """Wait for an answer; a cancellation that redis-py takes for its own timeout still counts.
-
-    Raises:
-        asyncio.CancelledError: if the task was cancelled meanwhile, whatever redis-py made of it.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    found = await answer
-    if task and task.cancelling() > before:
-        raise asyncio.CancelledError
-    return found

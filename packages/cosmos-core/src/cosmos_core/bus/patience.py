@@ -7,6 +7,7 @@ from collections.abc import Callable
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _LONGEST_TRY_S = 15.0
+_TOLD_S = 2.0
 
 DISK_FULL = "MISCONF"
 """What is in each refusal of a server that cannot write to its disk."""
@@ -41,6 +42,7 @@ class Patience:
 
     Attributes:
         longest_s: how long to go on.
+        waited_s: how long it went on so far.
     """
 
     def __init__(self, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +50,7 @@ class Patience:
         self.longest_s = longest_s
         self._clock = clock
         self._pause_s = _FIRST_PAUSE_S
-        self._waited_s = 0.0
+        self.waited_s = 0.0
         self._since_s = clock()
 
     def is_over(self, longest_s: float = 0.0) -> bool:
@@ -58,11 +60,41 @@ class Patience:
             longest_s: how long to go on, if that is longer.
         """
         now_s = self._clock()
-        self._waited_s += min(now_s - self._since_s, _LONGEST_TRY_S)
+        self.waited_s += min(now_s - self._since_s, _LONGEST_TRY_S)
         self._since_s = now_s
-        return self._waited_s + self._pause_s > max(self.longest_s, longest_s)
+        return self.waited_s + self._pause_s > max(self.longest_s, longest_s)
 
     async def pause(self) -> None:
         """Wait before the next try, each time longer."""
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+class Outage:
+    """Says that a server does not answer, once for all calls that wait for it, and that it does.
+
+    Args:
+        address: of the server, for people.
+        say: tells them.
+    """
+
+    def __init__(self, address: str, say: Callable[[str], None]) -> None:
+        self._address = address
+        self._say = say
+        self._is_told = False
+
+    def note(self, error: Exception, patience: Patience) -> None:
+        """A call goes on trying: say why, unless that was said."""
+        if not self._is_told and patience.waited_s >= _TOLD_S:
+            self._is_told = True
+            left_s = patience.longest_s - patience.waited_s
+            self._say(
+                f"Redis at {self._address} does not answer ({error}); it is tried for another "
+                f"{left_s:.0f} s"
+            )
+
+    def end(self) -> None:
+        """It has answered."""
+        if self._is_told:
+            self._is_told = False
+            self._say(f"Redis at {self._address} answers again")

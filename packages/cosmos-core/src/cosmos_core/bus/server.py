@@ -55,13 +55,17 @@ class RedisServer:
         url: how to reach it, with the password.
         port: its port.
         pid: its process.
+        returncode: how that ended, as of `subprocess.Popen`; None while it runs.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], host: str, port: int, password: str
+        self, process: subprocess.Popen[bytes], directory: Path, host: str, port: int, password: str
     ) -> None:
         """Take over a server that answers there; `start` is the way to get one."""
         self._process = process
+        self._directory = directory
+        self._host = host
+        self._password = password
         self.port = port
         self.url = f"redis://:{password}@{in_url(host)}:{port}/0"
 
@@ -69,6 +73,11 @@ class RedisServer:
     def pid(self) -> int:
         """Process id of the server."""
         return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """How its process ended; None while it runs, which it also does where it hangs."""
+        return self._process.poll()
 
     @classmethod
     def start(
@@ -100,14 +109,38 @@ class RedisServer:
             process = _spawn(binary, directory, host, chosen, password)
             problem = _wait_until_up(process, directory / "redis.pid", chosen)
             if not problem:
-                return cls(process, host, chosen, password)
+                return cls(process, directory, host, chosen, password)
             _end(process)
-        log = _tail(directory / "redis.log")
-        raise ServerStartError(f"the bundled Redis did not start in {directory}: {problem}\n{log}")
+        raise _not_started(directory, problem)
+
+    def kill(self) -> int:
+        """End it at once, if it still runs; return its code. What it acknowledged is on disk."""
+        self._process.kill()
+        return self._process.wait(_STOP_S)
+
+    def restart(self) -> None:
+        """Start it again where it was; it is killed if it still runs.
+
+        What was acknowledged is there, and who knew its address and password may go on.
+
+        Raises:
+            ServerStartError: with the end of the server's log.
+        """
+        self.kill()
+        directory = self._directory
+        self._process = _spawn(_server_binary(), directory, self._host, self.port, self._password)
+        if problem := _wait_until_up(self._process, directory / "redis.pid", self.port):
+            _end(self._process)
+            raise _not_started(directory, problem)
 
     def stop(self) -> None:
         """Have the server write its data out and end; may be called twice."""
         _end(self._process)
+
+
+def _not_started(directory: Path, problem: str) -> ServerStartError:
+    log = _tail(directory / "redis.log")
+    return ServerStartError(f"the bundled Redis did not start in {directory}: {problem}\n{log}")
 
 
 def _server_binary() -> Path:
@@ -199,6 +232,9 @@ def _stop_predecessor(directory: Path) -> None:
         while time.monotonic() < deadline:
             os.kill(pid, 0)
             time.sleep(0.02)
+        os.kill(
+            pid, signal.SIGKILL
+        )  # suspended, it would write beside the next one once it goes on
 
 
 def _free_port(host: str) -> int:

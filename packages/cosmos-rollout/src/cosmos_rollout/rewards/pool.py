@@ -106,7 +106,10 @@ class RewardPool:
     def __init__(self, config: RewardPoolConfig) -> None:
         self._config = config
         self._workers = LastingPool(
-            config.num_workers, memory_mib=config.memory_mib, preload=_preload(config.rewards)
+            config.num_workers,
+            memory_mib=config.memory_mib,
+            preload=_preload(config.rewards),
+            start_s=config.start_timeout_s,
         )
         self._batcher = Batcher(self._score_batch, num_lanes=config.num_workers)
         self._failures: Counter[str] = Counter()
