@@ -27,10 +27,11 @@ from cosmos_weightsync import (
     WeightReceiver,
     WeightSender,
 )
+from cosmos_weightsync.encodings.changed_edges import FrameSizes
 from cosmos_weightsync.encodings.changes import ChangeDecoder, ChangeEncoder, Dense, Sparse
 
 VOCABULARY = 4096
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = FrameSizes.of(ReceiverConfig().bucket_bytes).chunk
 
 
 def build(width: int, num_layers: int) -> nn.Module:

@@ -38,10 +38,19 @@ def specs(mib: int, box: Box) -> list[ShardSpec]:
     return [ShardSpec(f"t{index}", shape, box, "bfloat16") for index in range(mib // 4)]
 
 
+def change(shards: list[Shard], version: int) -> None:
+    """Every fourth value becomes another: nearly as many as are still told as a list."""
+    generator = torch.Generator().manual_seed(version)
+    for shard in shards:
+        values = shard.tensor.view(-1)[version % 4 :: 4]
+        values.copy_(torch.randn(values.shape, generator=generator))
+
+
 def main() -> None:
     setup = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     end: Any
+    shards: list[Shard] = []
     if "endpoints" in setup:
         wanted = [
             item
@@ -50,7 +59,11 @@ def main() -> None:
         ]
         halves = specs(setup["mib"], Box((0, WIDTH // 2), (2048, WIDTH)))
         wanted += [item for index, item in enumerate(halves) if index % 2 == 0]
-        config = ReceiverConfig(transport=setup["transport"], bucket_bytes=setup["bucket_bytes"])
+        config = ReceiverConfig(
+            transport=setup["transport"],
+            bucket_bytes=setup["bucket_bytes"],
+            reuse=setup.get("reuse", "nothing"),
+        )
         end = WeightReceiver(setup["endpoints"], wanted=wanted, config=config)
         say({})
     else:
@@ -75,8 +88,11 @@ def main() -> None:
                 before = status_mib("VmRSS")
             case "publish":
                 end.publish(command["version"])
+            case "change":
+                change(shards, command["version"])
             case "stage":
-                end.stage(command["version"])
+                staged = end.stage(command["version"])
+                answer = {"wire_share": staged.wire_bytes / staged.num_bytes}
             case "grown":
                 answer = {"mib": status_mib("VmHWM") - before}
         say(answer)

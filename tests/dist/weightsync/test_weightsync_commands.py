@@ -1,6 +1,5 @@
 """The command line in real processes: pushed, killed, pulled again, and the same bit for bit."""
 
-import contextlib
 import json
 import os
 import signal
@@ -12,79 +11,39 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from weight_commands import (
+    Pushed,
+    command_line,
+    contents,
+    end,
+    finish,
+    make_checkpoint,
+    size_below,
+    start_command,
+)
 
-import cosmos_weightsync
-from cosmos_weightsync import FileSender, FileSenderConfig, Layout, shards_of
+from cosmos_weightsync import Layout
 from cosmos_weightsync.transports import NixlTransport
-
-_SOURCE = Path(cosmos_weightsync.__file__).parents[1]
-_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(_SOURCE), "OMP_NUM_THREADS": "1"}
 
 
 def start(*arguments: object, limit_bytes: int = 0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "cosmos_weightsync", *map(str, arguments)]
+    command = command_line(*arguments)
     if limit_bytes:  # As a disk that is full, without a disk.
         limit = f"import resource, signal, runpy, sys; sys.argv = {command[2:]!r}\n"
         limit += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         limit += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))\n"
         limit += "runpy.run_module('cosmos_weightsync', run_name='__main__')"
         command = [sys.executable, "-c", limit]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=_ENVIRONMENT,
-        start_new_session=True,
-    )
+    return start_command(command)
 
 
 def run(*arguments: object, status: int = 0, limit_bytes: int = 0) -> tuple[str, str]:
-    process = start(*arguments, limit_bytes=limit_bytes)
-    try:
-        out, err = process.communicate(timeout=120)
-    finally:
-        end(process)
-    assert process.returncode == status, err
-    return out, err
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
+    return finish(start(*arguments, limit_bytes=limit_bytes), status)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """96 MB in several files, with the small files that others keep beside them."""
-    root = tmp_path_factory.mktemp("model")
-    generator = torch.Generator().manual_seed(7)
-    layers = {
-        f"model.layers.{i}.mlp.{name}_proj.weight": torch.randn(1024, 1024, generator=generator)
-        for i in range(8)
-        for name in ("gate", "up", "down")
-    }
-    config = FileSenderConfig(file_bytes=24 << 20)
-    FileSender(shards_of(layers.items()), root, config=config).publish(1)
-    directory = root / "v00000001"
-    (directory / "config.json").write_text('{"hidden_size": 1024}')
-    (directory / "tokenizer").mkdir()
-    (directory / "tokenizer" / "vocab.txt").write_text("a b c")
-    (directory / ".hidden").write_text("stays")
-    return directory
-
-
-class Pushed:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        said = json.loads(process.stdout.readline())
-        self.endpoint, self.token = said["endpoint"], said["token"]
-        self.process = process
+    return make_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +51,6 @@ def pushed(checkpoint: Path) -> Iterator[Pushed]:
     process = start("push", checkpoint, "--json")
     yield Pushed(process)
     end(process)
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    }
 
 
 def test_a_pulled_checkpoint_is_the_pushed_one_bit_for_bit(checkpoint, pushed, tmp_path):
@@ -114,15 +65,6 @@ def test_a_pulled_checkpoint_is_the_pushed_one_bit_for_bit(checkpoint, pushed, t
     assert json.loads(out)["same"] is True
     out, _ = run("verify", target, "--json")  # Its manifest came with it.
     assert json.loads(out)["differences"] == []
-
-
-def size_below(root: Path) -> int:
-    """What a process that is at work has written so far."""
-    total = 0
-    for path in root.rglob("*.safetensors"):
-        with contextlib.suppress(FileNotFoundError):  # Renamed just now.
-            total += path.stat().st_size
-    return total
 
 
 def test_a_killed_pull_goes_on_where_it_ended(checkpoint, pushed, tmp_path):

@@ -13,6 +13,28 @@ SLACK_MIB = 5
 """Frames, thread stacks, what libraries allocate on the way: far below a tenth of the model."""
 
 
+BY_MESSAGES = [item.name for item in standard_transports() if not item.capabilities.one_sided]
+
+
+Start = Callable[[str, dict[str, Any]], Any]
+
+
+def members(
+    start: Start, setup: dict[str, Any], num_senders: int, num_receivers: int
+) -> tuple[list[Any], list[Any]]:
+    """Senders of half of the rows each, or of all, and receivers that fetch from all of them."""
+    setup = {"mib": MODEL_MIB, "bucket_bytes": BUCKET_MIB << 20, **setup}
+    ranks = [{"rank": rank, "num_ranks": num_senders} for rank in range(num_senders)]
+    senders = [start("memory_process.py", {**setup, **rank}) for rank in ranks]
+    endpoints = [sender.answer()["endpoint"] for sender in senders]
+    receivers = [
+        start("memory_process.py", {**setup, "endpoints": endpoints}) for _ in range(num_receivers)
+    ]
+    for receiver in receivers:
+        receiver.answer()
+    return senders, receivers
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "num_senders", "num_receivers"),
@@ -22,26 +44,41 @@ SLACK_MIB = 5
     ],
 )
 def test_a_transfer_takes_no_more_memory_than_its_bucket(
-    start: Callable[[str, dict[str, Any]], Any],
-    transport: str,
-    num_senders: int,
-    num_receivers: int,
+    start: Start, transport: str, num_senders: int, num_receivers: int
 ) -> None:
-    setup = {"mib": MODEL_MIB, "bucket_bytes": BUCKET_MIB << 20, "transport": transport}
-    ranks = [{"rank": rank, "num_ranks": num_senders} for rank in range(num_senders)]
-    senders = [start("memory_process.py", {**setup, **rank}) for rank in ranks]
-    endpoints = [sender.answer()["endpoint"] for sender in senders]
-    receivers = [
-        start("memory_process.py", {**setup, "endpoints": endpoints}) for _ in range(num_receivers)
-    ]
-    for receiver in receivers:
-        receiver.answer()
+    senders, receivers = members(start, {"transport": transport}, num_senders, num_receivers)
     grown = {"sender": 0.0, "receiver": 0.0}
     for version in range(1, 6):
         ask_all([*senders, *receivers], "forget_peak")
         ask_all(senders, "publish", version=version)
         ask_all(receivers, "stage", version=version)
         if version >= 4:  # Both snapshots and the staging memory exist, and were touched.
+            for side, ends in (("sender", senders), ("receiver", receivers)):
+                found = [answer["mib"] for answer in ask_all(ends, "grown")]
+                grown[side] = max(grown[side], *found)
+    assert max(grown.values()) <= BUCKET_MIB + SLACK_MIB, grown
+    for end in (*senders, *receivers):
+        end.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", BY_MESSAGES)
+@pytest.mark.parametrize(("num_senders", "num_receivers"), [(1, 1), (1, 4), (4, 1)])
+def test_changes_take_no_more_memory_than_the_bucket(
+    start: Start, transport: str, num_senders: int, num_receivers: int
+) -> None:
+    setup = {"transport": transport, "reuse": "changes"}
+    senders, receivers = members(start, setup, num_senders, num_receivers)
+    grown = {"sender": 0.0, "receiver": 0.0}
+    for version in range(1, 6):
+        ask_all(senders, "change", version=version)
+        ask_all(senders, "publish", version=version)
+        if version == 2:  # From here on only transfers take memory, all of which is theirs.
+            ask_all([*senders, *receivers], "forget_peak")
+        staged = ask_all(receivers, "stage", version=version)
+        if version >= 2:
+            shares = [answer["wire_share"] for answer in staged]
+            assert 0.1 < min(shares) <= max(shares) < 0.6, "lists of a quarter of the values"
             for side, ends in (("sender", senders), ("receiver", receivers)):
                 found = [answer["mib"] for answer in ask_all(ends, "grown")]
                 grown[side] = max(grown[side], *found)

@@ -220,6 +220,7 @@ def opening(sender: WeightSender, wanted: list[ShardSpec], **changed: object) ->
         ({"layout": "0" * 32}, ProtocolError, "sender rank 0 has another"),
         ({"pieces": {"num_ranks": 1}}, LayoutError, "not a layout"),
         ({"bucket_bytes": "many"}, ProtocolError, "malformed 'open'"),
+        ({"bucket_bytes": 1023}, ProtocolError, "a bucket of 1023 bytes is too small"),
     ],
 )
 def test_a_reader_with_another_plan_is_refused(stack, sender, changed, error, message):

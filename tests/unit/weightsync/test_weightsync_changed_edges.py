@@ -2,14 +2,17 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from cosmos_weightsync import Box, DigestError, ProtocolError
+from cosmos_weightsync import Box, DeadlineError, DigestError, ProtocolError
+from cosmos_weightsync.buckets import LEAST_BUCKET_BYTES, BucketPool
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edge_ends import EdgeEnd
 from cosmos_weightsync.encodings.changed_edges import MovedEdge, pull_changes, serve_changes
 from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.transports import Channel, TcpTransport
@@ -74,11 +77,16 @@ def boxes(tensors: dict[str, Tensor]) -> HeldBoxes:
     return HeldBoxes((name, Box.full(t.shape), t) for name, t in tensors.items())
 
 
+def ending(channel: Channel, bucket_bytes: int = BUCKET) -> EdgeEnd:
+    return EdgeEnd(channel, PIECES, BucketPool(bucket_bytes), bucket_bytes)
+
+
 def moved(
     base: dict[str, Tensor],
     new: dict[str, Tensor],
     number: int = -1,
     damage: Callable[[Tensor], None] = lambda _: None,
+    bucket_bytes: int = BUCKET,
 ) -> tuple[dict[str, Tensor], MovedEdge, MovedEdge]:
     """What the receiver has afterwards, and what both ends say."""
     source, sink = connected()
@@ -87,14 +95,12 @@ def moved(
 
     def serve() -> None:
         channel = Damaging(source, number, damage)
-        served.append(
-            serve_changes(channel, PIECES, boxes(new), boxes(base), soon, bucket_bytes=BUCKET)
-        )
+        served.append(serve_changes(ending(channel, bucket_bytes), boxes(new), boxes(base), soon))
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        pulled = pull_changes(sink, PIECES, boxes(mine), soon, bucket_bytes=BUCKET)
+        pulled = pull_changes(ending(sink, bucket_bytes), boxes(mine), soon)
     finally:
         thread.join()
         source.close()
@@ -102,9 +108,10 @@ def moved(
     return mine, served[0], pulled
 
 
-def test_the_pieces_change_and_nothing_else_does():
+@pytest.mark.parametrize("bucket_bytes", [LEAST_BUCKET_BYTES, BUCKET, 16 << 20])
+def test_the_pieces_change_and_nothing_else_does(bucket_bytes):
     base, new = version(1), version(2)
-    mine, served, pulled = moved(base, new)
+    mine, served, pulled = moved(base, new, bucket_bytes=bucket_bytes)
     assert served == pulled
     assert torch.equal(mine["w"][:, 100:400], new["w"][:, 100:400])
     assert torch.equal(mine["w"][:, :100], base["w"][:, :100])
@@ -131,3 +138,20 @@ def test_a_damaged_frame_is_a_digest_error_that_says_where():
 def test_a_damaged_head_is_a_protocol_error():
     with pytest.raises(ProtocolError, match="a frame of changes was due"):
         moved(version(1), version(1), 0, lambda view: view[0:4].zero_())
+
+
+def test_frames_are_made_and_taken_in_the_bucket():
+    source, sink = connected()
+    soon = Deadline.after(0.2)
+    serve = partial(serve_changes, held=boxes(version(2)), base=boxes(version(1)))
+    pull = partial(pull_changes, held=boxes(version(1)))
+    try:
+        for channel, move in ((source, serve), (sink, pull)):
+            end = ending(channel)
+            with end.buckets.borrow() as taken:
+                taken.take(BUCKET // 2 + 64, torch.device("cpu"), soon)
+                with pytest.raises(DeadlineError, match="a part of the bucket of this process"):
+                    move(end, deadline=soon)
+    finally:
+        source.close()
+        sink.close()

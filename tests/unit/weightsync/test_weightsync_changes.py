@@ -1,12 +1,23 @@
 """Lists of changes: bit for bit, at any density, and typed errors for anything else."""
 
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosmos_weightsync import ProtocolError
-from cosmos_weightsync.encodings.changes import ChangeDecoder, ChangeEncoder, Dense, Same, Sparse
+from cosmos_weightsync.encodings.changes import (
+    WORK_PER_BYTE,
+    ChangeDecoder,
+    ChangeEncoder,
+    Dense,
+    Same,
+    Sparse,
+)
 
 
 def as_bytes(values: np.ndarray) -> np.ndarray:
@@ -128,3 +139,30 @@ def test_a_record_of_another_chunk_is_refused():
     same[0] = 9
     with pytest.raises(ProtocolError, match="kind 9 does not fit 2000"):
         ChangeDecoder().decode(same, 0, len(base) // 4, 2)
+
+
+def with_peak(work: Callable[[], Any]) -> tuple[Any, int]:
+    """What it returns, and the most bytes that it had allocated at a time."""
+    tracemalloc.start()
+    try:
+        return work(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
+@pytest.mark.parametrize("share", [0.0005, 0.01, 0.06, 0.19, 0.32, 0.49, 1.0])
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_what_either_side_takes_for_a_chunk_is_bounded(item_bytes, share, is_crowded):
+    chance = np.random.default_rng(3)
+    numel = (1 << 18) // item_bytes
+    base = chance.integers(0, 256, numel * item_bytes, np.uint8)
+    new = base.copy()
+    found = np.arange(int(share * numel)) if is_crowded else chance.random(numel) < share
+    new.reshape(-1, item_bytes)[found] ^= 255
+    stream, encoded = with_peak(lambda: record(new, base, item_bytes))
+    _, decoded = with_peak(lambda: ChangeDecoder().decode(stream, 0, numel, item_bytes))
+    # The chunk's copies of both versions, where its rows have gaps, come on top.
+    assert encoded <= (WORK_PER_BYTE - 2) * len(new)
+    # So do torch's wide positions, once the rest is gone.
+    assert decoded <= (WORK_PER_BYTE - 4) * len(new)

@@ -27,7 +27,10 @@ from torch import Tensor
 from cosmos_weightsync.arenas import ALIGNMENT
 from cosmos_weightsync.deadlines import Deadline
 
-__all__ = ["Borrower", "BucketPool", "Loan", "half_of"]
+__all__ = ["LEAST_BUCKET_BYTES", "Borrower", "BucketPool", "Loan", "half_of"]
+
+LEAST_BUCKET_BYTES = 1024
+"""Two messages of any dtype fit into it, or two frames of changes."""
 
 _PATIENCE_S = 2.0
 

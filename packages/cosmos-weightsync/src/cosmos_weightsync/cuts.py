@@ -5,12 +5,13 @@ any. Needs no torch.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import itemgetter
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import ConfigurationError
-from cosmos_weightsync.layout import MAX_RANKS, Layout, ShardSpec
+from cosmos_weightsync.layout import MAX_RANKS, Layout, ShardSpec, TensorEntry
 
 __all__ = ["cut_layout", "parse_cut"]
 
@@ -44,26 +45,62 @@ def cut_layout(whole: Layout, sizes: Mapping[str, int]) -> Layout:
     Tensor parallelism cuts matrices by rows (by columns where the name says output or down
     projection) and leaves vectors whole; FSDP then cuts what is left by rows. Uneven cuts are
     those of `torch.chunk`.
+
+    Raises:
+        ConfigurationError: a degree is longer than any dim that it cuts.
     """
+    alike: dict[tuple[tuple[int, ...], int], list[str]] = {}
+    for name in whole.tensors:
+        shape = whole.shape_of(name)
+        alike.setdefault((shape, _tensor_dim(name, shape)), []).append(name)
+    _check_degrees(alike, sizes)
     one_replica = [
         [
-            ShardSpec(name, whole.shape_of(name), box, entry.dtype)
-            for name, entry in whole.tensors.items()
-            for box in _held(name, whole.shape_of(name), (fsdp, tp), sizes)
+            ShardSpec(names[0], shape, box, whole.tensors[names[0]].dtype)
+            for (shape, dim), names in alike.items()
+            for box in _held(shape, dim, (fsdp, tp), sizes)
         ]
         for fsdp in range(sizes["fsdp"])
         for tp in range(sizes["tp"])
     ]
-    return Layout.from_ranks(one_replica * sizes["replicas"])
+    cut = Layout.from_ranks(one_replica * sizes["replicas"])
+    first_of = {name: names[0] for names in alike.values() for name in names}
+    tensors = {
+        name: TensorEntry(entry.dtype, cut.tensors[first_of[name]].geometry)
+        for name, entry in whole.tensors.items()
+        if first_of[name] in cut.tensors
+    }
+    return Layout(cut.num_ranks, tensors, cut.geometries)
+
+
+def _tensor_dim(name: str, shape: tuple[int, ...]) -> int:
+    """The dim that tensor parallelism cuts; -1 of what it leaves whole."""
+    if len(shape) < 2:
+        return -1
+    by_columns = any(fnmatchcase(name, pattern) for pattern in COLUMN_CUT)
+    return len(shape) - 1 if by_columns else len(shape) - 2
+
+
+def _check_degrees(
+    alike: Mapping[tuple[tuple[int, ...], int], Sequence[str]], sizes: Mapping[str, int]
+) -> None:
+    """Refuse degrees of which some ranks would have no part of anything."""
+    by_rows = [(shape[0], names[0]) for (shape, _), names in alike.items() if shape]
+    by_dim = [(shape[dim], names[0]) for (shape, dim), names in alike.items() if dim >= 0]
+    for axis, found in (("fsdp", by_rows), ("tp", by_dim)):
+        most, name = max(found, key=itemgetter(0), default=(1, "nothing"))
+        if sizes[axis] > max(most, 1):
+            raise ConfigurationError(
+                f"{axis}={sizes[axis]}: no tensor can be cut into so many parts, the longest dim "
+                f"that it cuts has {most} ({name})"
+            )
 
 
 def _held(
-    name: str, shape: tuple[int, ...], index: tuple[int, int], sizes: Mapping[str, int]
+    shape: tuple[int, ...], dim: int, index: tuple[int, int], sizes: Mapping[str, int]
 ) -> Iterator[Box]:
     box = Box.full(shape)
-    if len(shape) >= 2:
-        columns = any(fnmatchcase(name, pattern) for pattern in COLUMN_CUT)
-        dim = len(shape) - 1 if columns else len(shape) - 2
+    if dim >= 0:
         box = _chunk(box, dim, index[1], sizes["tp"])
     if shape:
         box = _chunk(box, 0, index[0], sizes["fsdp"])

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from cosmos_weightsync.buckets import LEAST_BUCKET_BYTES
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
     ConfigurationError,
@@ -18,8 +19,6 @@ from cosmos_weightsync.transports import Transport, choose_transport
 from cosmos_weightsync.transports.cuda_ipc import visible_gpus
 
 __all__ = ["HolderDialer"]
-
-LEAST_BUCKET_BYTES = 1024
 
 
 class HolderDialer:

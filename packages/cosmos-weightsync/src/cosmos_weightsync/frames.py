@@ -230,7 +230,8 @@ def _hint(host: str, error: Exception) -> str:
     if is_loopback(host):
         return (
             "; nobody listens there on this host: the sender has ended, or it is on another host "
-            "and was given no address of that one (SenderConfig.bind_host, with a token)"
+            "and was given no address of that one (SenderConfig.bind_host, with a token; of 'push' "
+            "--host)"
         )
     return "; nobody listens there any more"
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edge_ends import EdgeEnd
 from cosmos_weightsync.edge_pieces import EdgePieces
 from cosmos_weightsync.edges import compare_checksums, pull_edge
 from cosmos_weightsync.errors import DeadlineError, ProtocolError
@@ -17,7 +18,7 @@ from cosmos_weightsync.frames import ControlConnection, connect_control, parse_e
 from cosmos_weightsync.holding import Role
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.planning import Piece
-from cosmos_weightsync.reuse import EdgeEnd, Move, Offer, pull_move
+from cosmos_weightsync.reuse import Move, Offer, pull_move
 from cosmos_weightsync.serving import PROTOCOL, pieces_of
 from cosmos_weightsync.transports import Channel, Transport
 

@@ -13,13 +13,13 @@ pull(base: version, run, checksums) ─►   compares piece by piece
 ```
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edge_ends import EdgeEnd
 from cosmos_weightsync.edges import pull_edge, serve_edge, source_checksums
 from cosmos_weightsync.encodings.changed_edges import check_base, pull_changes, serve_changes
 from cosmos_weightsync.errors import (
@@ -30,10 +30,8 @@ from cosmos_weightsync.errors import (
     VersionGoneError,
 )
 from cosmos_weightsync.holding import Holder, PinnedVersion, VersionRange
-from cosmos_weightsync.planning import Piece
-from cosmos_weightsync.transports import Channel
 
-__all__ = ["EdgeEnd", "Move", "Offer", "ReusePolicy", "Reused", "pull_move", "serve_offer"]
+__all__ = ["Move", "Offer", "ReusePolicy", "Reused", "pull_move", "serve_offer"]
 
 Reused = Literal["nothing", "pieces", "changes"]
 How = Literal["pieces", "changes"]
@@ -92,16 +90,6 @@ class Offer:
         reused = "changes" if data["reused"] == "changes" else "pieces"
         sums = tuple(int(value) for value in data["checksums"])
         return cls(int(data["version"]), str(data["run"]), reused, sums)
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeEnd:
-    """One end of an edge between two that have agreed on its pieces."""
-
-    channel: Channel
-    pieces: Sequence[Piece]
-    buckets: BucketPool
-    bucket_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +167,7 @@ def serve_offer(
         sums = source_checksums(pieces, before)
         check_base(pieces, sums, theirs, offer.version, "the holder")
         announce(Move(left, "changes"))
-        serve_changes(end.channel, pieces, held, before, deadline, bucket_bytes=end.bucket_bytes)
+        serve_changes(replace(end, pieces=pieces), held, before, deadline)
         return ours
     finally:
         if base is not None:
@@ -206,7 +194,7 @@ def pull_move(
     num_bytes = sum(piece.num_bytes for piece in pieces)
     arrived: list[int] = []
     if pieces and move.how == "changes":
-        moved = pull_changes(end.channel, pieces, held, deadline, bucket_bytes=end.bucket_bytes)
+        moved = pull_changes(replace(end, pieces=pieces), held, deadline)
         arrived, num_bytes = moved.checksums, moved.num_bytes
     elif pieces:
         arrived = pull_edge(

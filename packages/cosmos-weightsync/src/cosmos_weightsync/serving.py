@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cosmos_weightsync.boxes import subtract_all
-from cosmos_weightsync.buckets import BucketPool
+from cosmos_weightsync.buckets import LEAST_BUCKET_BYTES, BucketPool
 from cosmos_weightsync.chunks import piece_checksum
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edge_ends import EdgeEnd
 from cosmos_weightsync.edge_pieces import EdgePieces
 from cosmos_weightsync.edges import serve_edge
 from cosmos_weightsync.errors import (
@@ -46,14 +47,14 @@ from cosmos_weightsync.holding import Holder, PinnedVersion, Role, VersionRange
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.machines import this_machine
 from cosmos_weightsync.planning import Piece
-from cosmos_weightsync.reuse import EdgeEnd, Move, Offer, serve_offer
+from cosmos_weightsync.reuse import Move, Offer, serve_offer
 from cosmos_weightsync.server import complain, receive_hello
 from cosmos_weightsync.transports import Channel, PendingChannel, Transport
 from cosmos_weightsync.transports.cuda_ipc import gpu_of
 
 __all__ = ["PROTOCOL", "HolderIdentity", "ServingSession", "pieces_of"]
 
-PROTOCOL = 3
+PROTOCOL = 4
 SETTLING_S = 5.0
 """How often a holder that has nothing to say says so."""
 
@@ -172,6 +173,8 @@ class ServingSession:
             )
         self._pieces, digest = self._requested(frame)
         self._bucket_bytes = min(identity.buckets.bucket_bytes, int(frame["bucket_bytes"]))
+        if self._bucket_bytes < LEAST_BUCKET_BYTES:
+            raise ProtocolError(f"a bucket of {frame['bucket_bytes']} bytes is too small")
         if self._channel is not None:
             self._channel.close()
             self._channel = None

@@ -22,11 +22,14 @@ from cosmos_weightsync.files.pulling import PushedDirectory, files_of, pull_dire
 from cosmos_weightsync.files.pushing import DirectoryServer
 from cosmos_weightsync.files.storage import ReadableStorage, Storage, open_storage
 from cosmos_weightsync.files.verifying import compare_checkpoints, verify_against_manifest
-from cosmos_weightsync.frames import parse_endpoint
+from cosmos_weightsync.frames import is_loopback, parse_endpoint
 from cosmos_weightsync.server import is_every_address
 
 __all__ = ["pull", "push", "verify"]
 
+_OTHERS = (
+    "cannot connect: begin again with --host and an address of this machine, or 0.0.0.0 for all"
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout.")
 
 
@@ -62,6 +65,8 @@ def push(directory: Path, host: str, port: int, token: str, once: bool, as_json:
             "total_bytes": total,
             "pull": f"cosmos-weightsync pull {_reached_at(server)} DIR --token {server.token}",
         }
+        if is_loopback(parse_endpoint(server.endpoint)[0]):
+            facts["other_machines"] = _OTHERS
         try:
             report(facts, as_json=as_json)
             _serve(server, total, once=once, as_json=as_json)

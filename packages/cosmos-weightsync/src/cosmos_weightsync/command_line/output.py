@@ -11,7 +11,9 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -27,6 +29,7 @@ __all__ = [
     "report",
     "show_errors",
     "show_progress",
+    "show_work",
 ]
 
 _HINTS: Mapping[str, str] = {
@@ -101,6 +104,16 @@ def show_progress(what: str, total: int, *, as_json: bool) -> Generator[Callable
     with Progress(*columns, console=Console(stderr=True), disable=as_json) as progress:
         task = progress.add_task(what, total=total)
         yield lambda count: progress.update(task, advance=count)
+
+
+@contextlib.contextmanager
+def show_work(what: str, *, as_json: bool) -> Generator[None]:
+    """What is being worked on and for how long, on a terminal's stderr, until it is done."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=as_json) as progress:
+        progress.add_task(what, total=None)
+        yield
 
 
 def fail(message: str, status: int = 1) -> NoReturn:

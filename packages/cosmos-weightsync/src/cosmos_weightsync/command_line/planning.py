@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from cosmos_weightsync.command_line.layouts import Sides, sides_arguments
-from cosmos_weightsync.command_line.output import examples, report, show_errors
+from cosmos_weightsync.command_line.output import examples, report, show_errors, show_work
 from cosmos_weightsync.command_line.topologies import TopologyOptions, topology_options
 from cosmos_weightsync.planning import plan_transfer
 
@@ -33,7 +33,9 @@ def plan(sides: Sides, place: TopologyOptions, as_json: bool) -> None:
     hosts and links, nothing is known of them, and nobody passes anything on.
     """
     with show_errors():
-        report(_facts(sides, place), as_json=as_json)
+        with show_work("planning", as_json=as_json):
+            facts = _facts(sides, place)
+        report(facts, as_json=as_json)
 
 
 def _facts(sides: Sides, place: TopologyOptions) -> dict[str, Any]:

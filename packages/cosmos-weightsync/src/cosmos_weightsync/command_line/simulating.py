@@ -14,6 +14,7 @@ from cosmos_weightsync.command_line.output import (
     human_bytes,
     report,
     show_errors,
+    show_work,
 )
 from cosmos_weightsync.command_line.topologies import TopologyOptions, topology_options
 from cosmos_weightsync.errors import ConfigurationError
@@ -93,12 +94,13 @@ def simulate_command(
     beat (the bound). Ends with status 1 if a living receiver never gets everything.
     """
     with show_errors():
-        offered, wanted = sides.layouts()
-        ranks = offered.num_ranks, wanted.num_ranks
-        failures = [parse_failure(text, *ranks) for text in deaths]
-        plan = plan_transfer(offered, wanted, place.build(*ranks))
-        found = simulate(plan, failures=failures, detect_s=detect_s)
-        facts = _facts(plan, found)
+        with show_work("planning and simulating", as_json=as_json):
+            offered, wanted = sides.layouts()
+            ranks = offered.num_ranks, wanted.num_ranks
+            failures = [parse_failure(text, *ranks) for text in deaths]
+            plan = plan_transfer(offered, wanted, place.build(*ranks))
+            found = simulate(plan, failures=failures, detect_s=detect_s)
+            facts = _facts(plan, found)
         if figure is not None:
             draw_timeline(found, figure, bound_s=plan.lower_bound(), failures=failures)
         if as_json:

@@ -11,10 +11,18 @@ new version ──┘                         │
 ```
 Both ends know the chunks from the pieces, so a record carries no name. A frame is as long as what
 changed, so its length goes first, as a message of its own.
+
+A frame is written and read in a part of the bucket that its edge borrows for it, as messages of
+whole pieces are. What comparing and applying take besides is counted in the part:
+
+```
+head │ payload: two chunks as they are, or records of more │ arrays of one chunk at work
+```
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,23 +31,61 @@ import torch
 import xxhash
 from torch import Tensor
 
+from cosmos_weightsync.arenas import ALIGNMENT
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.buckets import half_of
 from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.encodings.changes import ChangeDecoder, ChangeEncoder, Dense, Sparse
+from cosmos_weightsync.edge_ends import EdgeEnd
+from cosmos_weightsync.encodings.changes import (
+    RECORD_HEAD_BYTES,
+    WORK_PER_BYTE,
+    ChangeDecoder,
+    ChangeEncoder,
+    Dense,
+    Sparse,
+)
 from cosmos_weightsync.errors import BaseVersionError, DigestError, ProtocolError
 from cosmos_weightsync.planning import Piece
-from cosmos_weightsync.transports import Channel
 
-__all__ = ["MovedEdge", "check_base", "pull_changes", "serve_changes"]
+__all__ = ["FrameSizes", "MovedEdge", "check_base", "pull_changes", "serve_changes"]
 
 _FRAME = struct.Struct("<IIQQ")
 _MAGIC = 0x43574431
-_CHUNK_BYTES = 1 << 20
+_MOST_PART_BYTES = 4 << 20
+"""Of the bucket, for one frame: larger ones are no faster, and keep others waiting."""
+_MOST_CHUNKS = 160
+"""In a frame, so that whoever waits for it does not wait long where little has changed."""
+_HOST = torch.device("cpu")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Bytes = npt.NDArray[np.uint8]
+ChunkBox = tuple[Piece, Box, int]
+"""A run of elements that a record stands for: of which piece, where, and bytes per element."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSizes:
+    """How the part of a bucket that one frame takes is divided; alike on both sides.
+
+    Attributes:
+        part: All of it, in bytes.
+        chunk: The longest run of elements that a record stands for.
+        payload: The longest payload.
+    """
+
+    part: int
+    chunk: int
+    payload: int
+
+    @classmethod
+    def of(cls, bucket_bytes: int) -> "FrameSizes":
+        """For what both ends agreed on: two parts fit into it."""
+        part = min(half_of(bucket_bytes), _MOST_PART_BYTES)
+        room = part - ALIGNMENT - RECORD_HEAD_BYTES
+        chunk = room // (WORK_PER_BYTE + 2) // 8 * 8  # words are compared
+        return cls(part, chunk, part - ALIGNMENT - chunk * WORK_PER_BYTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,54 +122,44 @@ def check_base(
             )
 
 
-def serve_changes(
-    channel: Channel,
-    pieces: Sequence[Piece],
-    held: HeldBoxes,
-    base: HeldBoxes,
-    deadline: Deadline,
-    *,
-    bucket_bytes: int,
-) -> MovedEdge:
+def serve_changes(end: EdgeEnd, held: HeldBoxes, base: HeldBoxes, deadline: Deadline) -> MovedEdge:
     """Send what changed between two versions; neither may change until this returns.
 
     Args:
-        channel: The holder's end.
-        pieces: Of this edge, in order.
+        end: The holder's end, with the pieces to tell of.
         held: The new version.
         base: The version that the receiver has.
         deadline: When to give up.
-        bucket_bytes: What both ends agreed on; a frame is not longer.
 
     Raises:
         TransferError: the receiver is gone or too slow; the channel is of no use afterwards.
     """
-    encoder = ChangeEncoder()
-    parts: list[bytes | Bytes] = []
-    num_chunks = filled = num_bytes = 0
+    encoder, sizes, num_bytes = ChangeEncoder(), FrameSizes.of(end.bucket_bytes), 0
+    chunks = _chunks(end.pieces, sizes.chunk)
+    chunk = next(chunks, None)
+    while chunk is not None:
+        with _frame(end, sizes, deadline) as (on_host, on_wire):
+            payload = lent_bytes(on_host[ALIGNMENT:])
+            filled = num_chunks = 0
+            while chunk is not None and num_chunks < _MOST_CHUNKS:
+                if filled + RECORD_HEAD_BYTES + sizes.chunk > len(payload):
+                    break
+                new, before = _bytes_of(held, chunk), _bytes_of(base, chunk)
+                for part in encoder.encode(new, before, chunk[2]):
+                    payload[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
+                    filled += len(part)
+                num_chunks, chunk = num_chunks + 1, next(chunks, None)
+            _write_head(on_host, num_chunks, payload[:filled])
+            used = ALIGNMENT + filled
+            if on_wire is not on_host:
+                on_wire[:used].copy_(on_host[:used])
+            end.channel.send(on_wire[: _FRAME.size], deadline)
+            end.channel.send(on_wire[ALIGNMENT:used], deadline)
+            num_bytes += _FRAME.size + filled
+    return MovedEdge([piece_checksum(held, piece) for piece in end.pieces], num_bytes)
 
-    for piece, box, item_bytes in _chunks(pieces, bucket_bytes):
-        new, before = _bytes_of(held, piece.name, box), _bytes_of(base, piece.name, box)
-        record = encoder.encode(new, before, item_bytes)
-        size = sum(len(part) for part in record)
-        if parts and filled + size > bucket_bytes:
-            num_bytes += _send_frame(channel, parts, num_chunks, deadline)
-            parts, num_chunks, filled = [], 0, 0
-        parts += record
-        num_chunks, filled = num_chunks + 1, filled + size
-    if parts:
-        num_bytes += _send_frame(channel, parts, num_chunks, deadline)
-    return MovedEdge([piece_checksum(held, piece) for piece in pieces], num_bytes)
 
-
-def pull_changes(
-    channel: Channel,
-    pieces: Sequence[Piece],
-    held: HeldBoxes,
-    deadline: Deadline,
-    *,
-    bucket_bytes: int,
-) -> MovedEdge:
+def pull_changes(end: EdgeEnd, held: HeldBoxes, deadline: Deadline) -> MovedEdge:
     """Turn the version in ``held`` into the new one; the mirror image of `serve_changes`.
 
     Raises:
@@ -131,57 +167,79 @@ def pull_changes(
         ProtocolError: a frame does not describe changes of these pieces.
         TransferError: the holder is gone or too slow; the channel is of no use afterwards.
     """
-    decoder = ChangeDecoder()
-    stream, offset, left, num_bytes = np.empty(0, np.uint8), 0, 0, 0
-    for piece, box, item_bytes in _chunks(pieces, bucket_bytes):
-        if left == 0:
-            where = f"{piece.name} {box}"
-            stream, left = _receive_frame(channel, where, bucket_bytes, deadline)
-            offset, num_bytes = 0, num_bytes + _FRAME.size + len(stream)
-        change, offset = decoder.decode(stream, offset, box.numel, item_bytes)
-        left -= 1
-        if isinstance(change, Sparse | Dense):
-            _apply(change, held.view(piece.name, box))
-        held.arrived([(piece.name, box)], box.numel * item_bytes)
-    return MovedEdge([piece_checksum(held, piece) for piece in pieces], num_bytes)
+    decoder, sizes, num_bytes = ChangeDecoder(), FrameSizes.of(end.bucket_bytes), 0
+    chunks = _chunks(end.pieces, sizes.chunk)
+    chunk = next(chunks, None)
+    while chunk is not None:
+        with _frame(end, sizes, deadline) as places:
+            where = f"{chunk[0].name} {chunk[1]}"
+            stream, left = _receive_frame(end, places, where, deadline)
+            offset = 0
+            while chunk is not None and left:
+                piece, box, item_bytes = chunk
+                change, offset = decoder.decode(stream, offset, box.numel, item_bytes)
+                if isinstance(change, Sparse | Dense):
+                    _apply(change, _view_of(held, chunk))
+                held.arrived([(piece.name, box)], box.numel * item_bytes)
+                left, chunk = left - 1, next(chunks, None)
+            if left or offset != len(stream):
+                raise ProtocolError(f"{where}: a frame of changes has more than was due")
+            num_bytes += _FRAME.size + len(stream)
+    return MovedEdge([piece_checksum(held, piece) for piece in end.pieces], num_bytes)
 
 
-def _chunks(pieces: Sequence[Piece], bucket_bytes: int) -> Iterator[tuple[Piece, Box, int]]:
-    """The runs of elements that records stand for, and bytes per element; alike on both sides."""
-    chunk_bytes = min(_CHUNK_BYTES, bucket_bytes // 2)
+def _chunks(pieces: Sequence[Piece], chunk_bytes: int) -> Iterator[ChunkBox]:
+    """The runs of elements that records stand for; alike on both sides."""
     for piece in pieces:
         item_bytes = piece.num_bytes // piece.box.numel
         for box in piece.box.split(max(1, chunk_bytes // item_bytes)):
             yield piece, box, item_bytes
 
 
-def _bytes_of(held: HeldBoxes, name: str, box: Box) -> Bytes:
-    return lent_bytes(flat_bytes(held.view(name, box).contiguous()).cpu())
+def _view_of(held: HeldBoxes, chunk: ChunkBox) -> Tensor:
+    """Of its piece's, which is kept: there are too many of chunks."""
+    piece, box, _ = chunk
+    return held.view(piece.name, piece.box)[box.relative_to(piece.box)]
 
 
-def _send_frame(
-    channel: Channel, parts: Sequence[bytes | Bytes], num_chunks: int, deadline: Deadline
-) -> int:
-    payload = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
+def _bytes_of(held: HeldBoxes, chunk: ChunkBox) -> Bytes:
+    return lent_bytes(flat_bytes(_view_of(held, chunk).contiguous()).cpu())
+
+
+@contextmanager
+def _frame(end: EdgeEnd, sizes: FrameSizes, deadline: Deadline) -> Generator[tuple[Tensor, Tensor]]:
+    """Parts of the bucket for head and payload: on the host, and where the channel takes them.
+
+    They are the same where the channel is of host memory.
+    """
+    size, device = ALIGNMENT + sizes.payload, end.channel.device
+    with end.buckets.borrow(sizes.part) as host, end.buckets.borrow() as wire:
+        on_host = host.take(size, _HOST, deadline).view
+        is_host = device.type == _HOST.type
+        yield on_host, on_host if is_host else wire.take(size, device, deadline).view
+
+
+def _write_head(on_host: Tensor, num_chunks: int, payload: Bytes) -> None:
     head = _FRAME.pack(_MAGIC, num_chunks, len(payload), xxhash.xxh3_64_intdigest(payload.data))
-    channel.send(_on(channel, np.frombuffer(bytearray(head), np.uint8)), deadline)
-    channel.send(_on(channel, payload), deadline)
-    return len(head) + len(payload)
+    lent_bytes(on_host)[: _FRAME.size] = np.frombuffer(head, np.uint8)
 
 
 def _receive_frame(
-    channel: Channel, where: str, bucket_bytes: int, deadline: Deadline
+    end: EdgeEnd, places: tuple[Tensor, Tensor], where: str, deadline: Deadline
 ) -> tuple[Bytes, int]:
     """A frame that begins with the chunk at ``where``, and how many chunks it has."""
-    head = torch.empty(_FRAME.size, dtype=torch.uint8, device=channel.device)
-    channel.recv_into(head, deadline)
-    magic, num_chunks, num_bytes, checksum = _FRAME.unpack(head.cpu().numpy().tobytes())
-    # A chunk that is sent as it is takes half of the bucket, and its header.
-    if magic != _MAGIC or num_chunks < 1 or not 0 < num_bytes <= max(bucket_bytes, 1 << 12):
+    on_host, on_wire = places
+    end.channel.recv_into(on_wire[: _FRAME.size], deadline)
+    head = on_wire[: _FRAME.size].cpu().numpy().tobytes()
+    magic, num_chunks, num_bytes, checksum = _FRAME.unpack(head)
+    most = len(on_wire) - ALIGNMENT
+    if magic != _MAGIC or num_chunks < 1 or not 0 < num_bytes <= most:
         raise ProtocolError(f"{where}: a frame of changes was due, not one of {num_bytes} bytes")
-    payload = torch.empty(num_bytes, dtype=torch.uint8, device=channel.device)
-    channel.recv_into(payload, deadline)
-    stream = payload.cpu().numpy()
+    payload = on_wire[ALIGNMENT : ALIGNMENT + num_bytes]
+    end.channel.recv_into(payload, deadline)
+    if on_wire is not on_host:
+        payload = on_host[ALIGNMENT : ALIGNMENT + num_bytes].copy_(payload)
+    stream = lent_bytes(payload)
     found = xxhash.xxh3_64_intdigest(stream.data)
     if found != checksum:
         raise DigestError(
@@ -189,10 +247,6 @@ def _receive_frame(
             f"{found:016x} arrived"
         )
     return stream, num_chunks
-
-
-def _on(channel: Channel, content: Bytes) -> Tensor:
-    return torch.from_numpy(content).to(channel.device)
 
 
 def _apply(change: Sparse | Dense, view: Tensor) -> None:

@@ -6,12 +6,16 @@ the others is short. One record stands for one run of elements ("chunk"):
 ```
 kind, gap width, number of values, bytes of gaps, bytes of values | gaps | values
 ```
-*same* has neither; *dense* has all elements as they are, where a list would be longer; *sparse*
-has gaps between changed elements (one or two bytes; the largest number means "so many skipped,
-nothing changed here") and the new elements, byte plane by byte plane, both compressed by zstd.
+*same* is the kind alone; *dense* has all elements as they are, where a list would be longer;
+*sparse* has gaps between changed elements (one or two bytes; the largest number means "so many
+skipped, nothing changed here") and the new elements, byte plane by byte plane, both compressed by
+zstd.
 
 Values are compared and stored as bits: NaN payloads and the sign of zero survive. They overwrite
 rather than add, so applying a record twice is applying it once.
+
+What either side takes on the way is `WORK_PER_BYTE` times the chunk at most, whoever sends: lists
+that would be longer than the chunk are neither written nor read.
 """
 
 import struct
@@ -23,7 +27,15 @@ import zstandard
 
 from cosmos_weightsync.errors import ProtocolError
 
-__all__ = ["ChangeDecoder", "ChangeEncoder", "Dense", "Same", "Sparse"]
+__all__ = [
+    "RECORD_HEAD_BYTES",
+    "WORK_PER_BYTE",
+    "ChangeDecoder",
+    "ChangeEncoder",
+    "Dense",
+    "Same",
+    "Sparse",
+]
 
 Bytes = npt.NDArray[np.uint8]
 _HEADER = struct.Struct("<BBIII")
@@ -32,6 +44,11 @@ _MAX_NUMEL = 1 << 31
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SHORT_GAP = 32
 """Gaps of up to about this length on average are shorter in one byte than in two."""
+
+RECORD_HEAD_BYTES = _HEADER.size
+"""A record is so much longer than its chunk at most."""
+WORK_PER_BYTE = 10
+"""Bytes of memory that a byte of a chunk costs while it is compared, or a record is applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +67,7 @@ class Dense:
 class Sparse:
     """The elements that changed: where, in rising order, and their new bytes."""
 
-    positions: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int32]
     values: Bytes
 
 
@@ -72,19 +89,20 @@ class ChangeEncoder:
             base: Its bytes in the version that the reader has; as many.
             item_bytes: Bytes per element.
         """
+        numel = len(new) // item_bytes
         positions = _changed(new, base, item_bytes)
-        count = len(positions)
-        if count == 0:
-            return [_HEADER.pack(_SAME, 0, 0, 0, 0)]
-        if count * (item_bytes + 1) < len(new):
-            width, gaps = _gaps(positions, len(new) // item_bytes)
+        if positions is not None:
+            count = len(positions)
+            if count == 0:
+                return [bytes([_SAME])]
+            width, gaps = _gaps(positions, numel)
             packed = self._zstd.compress(_planes(gaps.view(np.uint8), width))
             values = new.view(_UNSIGNED[item_bytes])[positions].view(np.uint8)
             stored = self._zstd.compress(_planes(values, item_bytes))
             if len(packed) + len(stored) < len(new):
                 head = _HEADER.pack(_SPARSE, width, count, len(packed), len(stored))
                 return [head, packed, stored]
-        return [_HEADER.pack(_DENSE, 0, len(new) // item_bytes, 0, len(new)), new]
+        return [_HEADER.pack(_DENSE, 0, numel, 0, len(new)), new]
 
 
 class ChangeDecoder:
@@ -107,6 +125,8 @@ class ChangeDecoder:
         Raises:
             ProtocolError: this is no record of such a chunk.
         """
+        if offset < len(stream) and stream[offset] == _SAME:
+            return Same(), offset + 1
         body = offset + _HEADER.size
         if body > len(stream):
             raise ProtocolError(f"a record of changes ends in its header at byte {offset}")
@@ -114,37 +134,41 @@ class ChangeDecoder:
         middle, end = body + gap_bytes, body + gap_bytes + value_bytes
         if end > len(stream):
             raise ProtocolError(f"a record of changes at byte {offset} leaves its frame")
-        if kind == _SAME and count == gap_bytes == value_bytes == 0:
-            return Same(), end
         if kind == _DENSE and count == numel and value_bytes == numel * item_bytes:
             return Dense(stream[middle:end]), end
-        if kind == _SPARSE and width in {1, 2} and 0 < count <= numel < _MAX_NUMEL:
+        is_list = count > 0 and _is_short(count, numel, item_bytes) and numel < _MAX_NUMEL
+        if kind == _SPARSE and width in {1, 2} and is_list:
             most = count + numel // (256**width - 1) + 1
-            gaps = self._unpacked(stream[body:middle], width, most * width)
+            gaps = self._unpacked(stream[body:middle], width, most * width).view(_UNSIGNED[width])
             values = self._unpacked(stream[middle:end], item_bytes, count * item_bytes)
-            positions = _positions(gaps.view(_UNSIGNED[width]), width)
-            if len(positions) != count or int(positions[-1]) >= numel:
-                raise ProtocolError(f"a record of {count} changes lists {len(positions)}")
+            num_listed = int(np.count_nonzero(gaps != 256**width - 1))
+            if num_listed != count or int(gaps.sum(dtype=np.int64)) + count > numel:
+                raise ProtocolError(f"a record of {count} changes lists {num_listed}")
             if len(values) != count * item_bytes:
                 raise ProtocolError(f"a record of {count} changes has {len(values)} bytes")
-            return Sparse(positions, values), end
+            return Sparse(_positions(gaps, width), values), end
         raise ProtocolError(f"a record of changes of kind {kind} does not fit {numel} elements")
 
     def _unpacked(self, packed: Bytes, item_bytes: int, at_most: int) -> Bytes:
         """Decompressed, and its byte planes put together again."""
         try:
-            size = zstandard.frame_content_size(packed.tobytes())
+            size = zstandard.frame_content_size(packed.data)
             if not 0 <= size <= at_most or size % item_bytes:
                 raise ProtocolError(f"a record of changes says it holds {size} bytes")
-            content = self._zstd.decompress(packed.tobytes())
+            content = self._zstd.decompress(packed.data)
         except zstandard.ZstdError as error:
             raise ProtocolError(f"a record of changes cannot be decompressed: {error}") from error
         planes = np.frombuffer(content, dtype=np.uint8).reshape(item_bytes, -1)
         return np.array(planes.T, order="C").reshape(-1)
 
 
-def _changed(new: Bytes, base: Bytes, item_bytes: int) -> npt.NDArray[np.int64]:
-    """Positions of the elements whose bits differ.
+def _is_short(count: int, numel: int, item_bytes: int) -> bool:
+    """Whether a list of so many changes can be shorter than what it stands for."""
+    return count * (item_bytes + 1) < numel * item_bytes
+
+
+def _changed(new: Bytes, base: Bytes, item_bytes: int) -> npt.NDArray[np.int32] | None:
+    """Positions of the elements whose bits differ; ``None`` if they are too many for a list.
 
     Looks at eight bytes at a time first, which is faster as long as few of them differ.
     """
@@ -153,33 +177,42 @@ def _changed(new: Bytes, base: Bytes, item_bytes: int) -> npt.NDArray[np.int64]:
     elements, before = new.view(unsigned), base.view(unsigned)
     differs = new[:whole].view(np.uint64) != base[:whole].view(np.uint64)
     if np.count_nonzero(differs) > len(differs) // 16:
-        return np.flatnonzero(elements != before)
+        differs = elements != before
+        if not _is_short(int(np.count_nonzero(differs)), len(elements), item_bytes):
+            return None
+        return np.flatnonzero(differs).astype(np.int32)
     words = np.flatnonzero(differs)
     inside = (words[:, None] * per_word + np.arange(per_word)).reshape(-1)
     rest = np.arange(whole // item_bytes, len(elements))
     candidates = np.concatenate([inside, rest])
-    return candidates[elements[candidates] != before[candidates]]
+    found = candidates[elements[candidates] != before[candidates]].astype(np.int32)
+    return found if _is_short(len(found), len(elements), item_bytes) else None
 
 
-def _gaps(positions: npt.NDArray[np.int64], numel: int) -> tuple[int, npt.NDArray[np.generic]]:
+def _gaps(positions: npt.NDArray[np.int32], numel: int) -> tuple[int, npt.NDArray[np.generic]]:
     """Width in bytes, and how many unchanged elements lie before each changed one."""
     width = 1 if numel < _SHORT_GAP * len(positions) else 2
     skip = 256**width - 1
-    gaps = np.diff(positions, prepend=-1) - 1
+    gaps = np.diff(positions, prepend=np.int32(-1))
+    gaps -= 1
     if int(gaps.max()) < skip:
         return width, gaps.astype(_UNSIGNED[width])
-    num_skips = gaps // skip
-    ends = np.cumsum(num_skips + 1)
+    ends = gaps // skip
+    ends += 1
+    np.cumsum(ends, out=ends)
     entries = np.full(int(ends[-1]), skip, dtype=_UNSIGNED[width])
-    entries[ends - 1] = gaps % skip
+    ends -= 1
+    gaps %= skip
+    entries[ends] = gaps
     return width, entries
 
 
-def _positions(gaps: npt.NDArray[np.unsignedinteger], width: int) -> npt.NDArray[np.int64]:
-    """The inverse of `_gaps`."""
+def _positions(gaps: npt.NDArray[np.generic], width: int) -> npt.NDArray[np.int32]:
+    """The inverse of `_gaps`; the last position must fit."""
     is_change = gaps != 256**width - 1
-    before = np.cumsum(gaps, dtype=np.int64)[is_change]
-    return before + np.arange(len(before))
+    positions = np.cumsum(gaps, dtype=np.int32)[is_change]
+    positions += np.arange(len(positions), dtype=np.int32)
+    return positions
 
 
 def _planes(values: Bytes, item_bytes: int) -> bytes:
