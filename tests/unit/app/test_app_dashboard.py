@@ -242,15 +242,6 @@ async def test_the_schema_names_every_route(client: Any) -> None:
     assert {"doing", "version", "idle_share", "stalled_s"} <= set(shares)
 
 
-async def test_each_replica_says_what_its_last_new_weights_cost(client: Any) -> None:
-    replicas = {
-        one["name"]: one for one in (await client.get("/api/replicas", headers=BEARER)).json()
-    }
-    policy, rollout = replicas["policy-0"], replicas["rollout-0"]
-    assert (policy["publish_ms"], policy["served_s"]) == (pytest.approx(4.0), None)
-    assert (rollout["publish_ms"], rollout["served_s"]) == (None, 0.25)
-
-
 async def test_the_schema_of_a_run_that_can_be_told_something_names_what(feed: RunFeed) -> None:
     async def send(event: Event) -> None: ...
 

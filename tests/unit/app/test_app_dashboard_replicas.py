@@ -1,0 +1,20 @@
+"""What the dashboard says of each replica."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_app.dashboard.example import write_example_run
+from cosmos_app.dashboard.feed import RunFeed
+from cosmos_app.dashboard.view import replica_views
+from cosmos_core.rundir import RunDirectory
+
+
+async def test_each_says_what_its_last_new_weights_cost(tmp_path: Path) -> None:
+    write_example_run(tmp_path / "run")
+    feed = RunFeed(RunDirectory.open(tmp_path / "run"))
+    await feed.look()
+    replicas = {view.name: view for view in replica_views(feed)}
+    policy, rollout = replicas["policy-0"], replicas["rollout-0"]
+    assert (policy.publish_ms, policy.served_s) == (pytest.approx(4.0), None)
+    assert (rollout.publish_ms, rollout.served_s) == (None, 0.25)
