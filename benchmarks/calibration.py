@@ -30,7 +30,7 @@ from cosmos_weightsync import (
     simulate,
 )
 
-TRANSPORTS = ("shared_memory", "cross_memory", "tcp")
+TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group", "nixl")
 BUCKET_BYTES = 4 << 20
 CHUNK_BYTES = BUCKET_BYTES // 2
 """Two messages share a bucket, so this is what a relay is behind."""
@@ -91,8 +91,15 @@ RUNS = (
 ONE_SIDED = ("shared_memory", "cross_memory")
 
 
+def transports_here() -> list[str]:
+    """All of `TRANSPORTS`, without NIXL where it is not installed."""
+    from cosmos_weightsync.transports import NixlTransport  # with torch, which planning is without
+
+    return [name for name in TRANSPORTS if name != "nixl" or NixlTransport.is_installed()]
+
+
 def runs_of(transport: str) -> list[Run]:
-    """Receivers pass on over transports that read their memory or send messages: TCP for all."""
+    """Receivers pass on by messages; over transports that read memory they would wait for all."""
     return [run for run in RUNS if not (run.chained and transport in ONE_SIDED)]
 
 

@@ -6,8 +6,9 @@ Two tables. *Planning*: `plan_transfer` with its arguments in memory, in a fresh
 case: best wall and CPU seconds of some rounds and the peak memory of that process, torch not
 imported. *Plans*: published transfers of large models (a 400 Gbit/s network card for each GPU, 8
 GPUs and NVLink in each host) with the bound, the busiest link and their ratio, and the time that
-the simulator gives. ``--calibrate`` adds real transfers between processes of this machine, links
-fitted to some of them, and how far the simulator is off with these on the others;
+the simulator gives. ``--calibrate`` adds real transfers between processes of this machine over
+shared memory, `process_vm_readv`, TCP, gloo (``process_group``) and NIXL, links fitted to some of
+them, and how far the simulator is off with these on the others;
 ``cosmos-weightsync simulate --topology`` reads the links from the files in DIR.
 """
 
@@ -238,7 +239,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--calibrate", action="store_true", help="real transfers, links, errors")
     parser.add_argument(
-        "--transports", default="", help="with --calibrate: which, with commas; all by default"
+        "--transports",
+        default="",
+        help="with --calibrate: which, with commas; by default all that are installed",
     )
     parser.add_argument("--out", type=Path, help="where --calibrate writes links-TRANSPORT.json")
     parser.add_argument("--row", nargs=2, metavar=("TABLE", "NUMBER"), help=argparse.SUPPRESS)
@@ -259,7 +262,7 @@ def main() -> None:
             rows[kind].append(in_a_fresh_process(kind, index, options))
     if options.calibrate:
         rounds = 2 if options.quick else 5
-        transports = calibration.TRANSPORTS[-1:] if options.quick else calibration.TRANSPORTS
+        transports = ["tcp"] if options.quick else calibration.transports_here()
         if options.transports:
             transports = options.transports.split(",")
         rows["calibration"] = calibration.calibrate(options.out, rounds, transports)

@@ -63,12 +63,9 @@ def test_a_transfer_takes_no_more_memory_than_its_bucket(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", BY_MESSAGES)
-@pytest.mark.parametrize(("num_senders", "num_receivers"), [(1, 1), (1, 4), (4, 1)])
-def test_changes_take_no_more_memory_than_the_bucket(
-    start: Start, transport: str, num_senders: int, num_receivers: int
-) -> None:
+def test_changes_take_no_more_memory_than_the_bucket(start: Start, transport: str) -> None:
     setup = {"transport": transport, "reuse": "changes"}
-    senders, receivers = members(start, setup, num_senders, num_receivers)
+    senders, receivers = members(start, setup, 1, 1)
     grown = {"sender": 0.0, "receiver": 0.0}
     for version in range(1, 6):
         ask_all(senders, "change", version=version)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,19 @@ pytest.importorskip("cosmos_weightsync")
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from calibration import CHUNK_BYTES, Run, error_of, fit, links_of, plan_of, tables
+from calibration import (
+    CHUNK_BYTES,
+    TRANSPORTS,
+    Machine,
+    Run,
+    error_of,
+    fit,
+    links_of,
+    plan_of,
+    runs_of,
+    tables,
+    transports_here,
+)
 
 TRUE = {"bytes_per_s": 2e9, "stream": 1.2e9, "host_total": 3e9, "latency_s": 4e-3, "piece_s": 8e-5}
 FITTED = [
@@ -30,6 +43,26 @@ def test_runs_that_were_not_fitted_are_foretold():
     found = links_of(fit([(run, run.simulated_s(links)) for run in FITTED]))
     for run in HELD_OUT:
         assert run.simulated_s(found) == pytest.approx(run.simulated_s(links), rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    made = Machine()
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_transport_is_measured_directly_and_where_it_passes_on_in_a_chain(
+    machine: Machine, transport: str
+) -> None:
+    if transport not in transports_here():
+        pytest.skip(f"{transport} is not installed")
+    is_chained = any(run.chained for run in runs_of(transport))
+    assert is_chained == (transport in {"tcp", "process_group", "nixl"})
+    for chained in {False, is_chained}:
+        assert 0 < machine.seconds(Run(8, 4, 2, chained, True), transport, 1) < 60
 
 
 def test_a_chain_is_one():
