@@ -19,7 +19,7 @@ import pytest_asyncio
 
 torch = pytest.importorskip("torch")
 
-from engines_forked import engine_environment  # noqa: E402
+from engines_forked import engine_environment, may_fork  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
@@ -201,7 +201,9 @@ async def vllm(paths: Sequence[Path], kv: str) -> Subject:
         dtype="float32", context_length=CONTEXT, kv=kv, kv_cache_mib=16, progress_tokens=1
     )
     setup = EngineSetup(
-        model_path=paths[0], weight_client=lambda llm, policy: ReloadClient(llm, policy, paths)
+        model_path=paths[0],
+        weight_client=lambda llm, policy: ReloadClient(llm, policy, paths),
+        may_fork=may_fork(),
     )
     return Subject(await config.build(setup), ModelReference(paths, kv), True)
 
@@ -247,10 +249,12 @@ SUBJECTS: dict[str, tuple[Callable, str]] = {
     "sglang-keep": (sglang, "keep"),
     "sglang-recompute": (sglang, "recompute"),
 }
-PARAMETERS = [
-    pytest.param(name, marks=pytest.mark.slow if name.startswith(("vllm", "sglang")) else ())
-    for name in SUBJECTS
-]
+MARKS = {
+    # "default": vLLM's own warnings are no errors in a process that is forked from this one
+    "vllm": [pytest.mark.slow, pytest.mark.filterwarnings("default")],
+    "sglang": [pytest.mark.slow],
+}
+PARAMETERS = [pytest.param(name, marks=MARKS.get(name.partition("-")[0], ())) for name in SUBJECTS]
 
 
 @pytest.fixture(scope="module")

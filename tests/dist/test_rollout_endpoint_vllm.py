@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +19,7 @@ pytest.importorskip("vllm")
 tokenizers = pytest.importorskip("tokenizers")
 
 from click.testing import CliRunner  # noqa: E402
+from forked_scripts import ENGINES, Forked, warm  # noqa: E402
 from real_runs import QUICKSTART  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM  # noqa: E402
@@ -35,7 +34,6 @@ from cosmos_rollout import (  # noqa: E402
     Sampling,
     TeacherReplicas,
     TeacherSettings,
-    cpu_environment,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # starting the server takes long
@@ -60,11 +58,11 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, EndpointConfig]]:
+def server(model, tmp_path_factory) -> Iterator[tuple[Forked, EndpointConfig]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [Path(__file__).with_name("vllm_server_process.py"), "--model", model]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager"]
     command += ["--kv-cache-memory-bytes", str(16 << 20), "--block-size", "32"]
@@ -72,13 +70,8 @@ def server(model, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, Endpoint
     command += ["--logprobs-mode", "processed_logprobs"]
     log = tmp_path_factory.mktemp("log") / "server.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **cpu_environment(), "HF_HUB_OFFLINE": "1"},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+        to = output.fileno()
+        process = Forked(command, warm(ENGINES), stdout=to, stderr=to)
     config = EndpointConfig(url=f"http://127.0.0.1:{port}/v1", model="tiny", vocabulary_size=SIZE)
     try:
         asyncio.run(_listening(process, config, model, log))

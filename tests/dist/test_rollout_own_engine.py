@@ -17,6 +17,7 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 pytest.importorskip("cosmos_weightsync")
 
+from engines_forked import forked_llm  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 from vllm import AsyncEngineArgs, SamplingParams  # noqa: E402
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
@@ -39,7 +40,12 @@ from cosmos_weightsync.integrations.vllm import (  # noqa: E402
     engine_arguments,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    # "default": vLLM's own warnings are no errors in a process that is forked from this one
+    pytest.mark.filterwarnings("default"),
+]
 PROMPT = tuple(7 * place % 64 for place in range(150))
 LONG = Sampling(max_new_tokens=300, seed=5)
 
@@ -86,7 +92,7 @@ async def own(tmp_path_factory) -> AsyncIterator[Own]:
         logprobs_mode="processed_logprobs",
         **engine_arguments(),
     )
-    llm = AsyncLLM.from_engine_args(arguments)
+    llm = forked_llm(arguments)
     client = VLLMWeightClient(llm, kv_cache="keep", salted=True)
     try:
         yield Own(llm, client, await attach_vllm(llm, weight_client=client))

@@ -5,10 +5,7 @@ most of the time. Differences are of log-probs, between vLLM and transformers wi
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ pytest.importorskip("vllm")
 pytest.importorskip("cosmos_weightsync")
 pytest.importorskip("av")
 
+from forked_scripts import ENGINES, finished, warm
 from seeing import can_cut_pictures, seeing_environment
 
 SCRIPT = Path(__file__).with_name("seeing_engine_process.py")
@@ -47,18 +45,8 @@ with_videos = seeing(*FAMILIES)
 def measured(tmp_path_factory, request) -> dict[str, Any]:
     family = request.param
     folder = tmp_path_factory.mktemp(family)
-    paths = [seeing_environment().get("PYTHONPATH", ""), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    ended = subprocess.run(
-        [sys.executable, SCRIPT, folder, family],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout[-4000:]
+    origin = warm(ENGINES, seeing_environment())
+    finished([SCRIPT, folder, family], origin, 500)
     return {"family": family, **json.loads((folder / "found.json").read_text())}
 
 

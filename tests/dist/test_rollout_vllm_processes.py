@@ -4,8 +4,6 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cosmos_weightsync")
 
 from engines_forked import may_fork  # noqa: E402
+from forked_scripts import ENGINES, Forked, finished, warm  # noqa: E402
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 from cosmos_rollout import (  # noqa: E402
@@ -92,11 +91,6 @@ def environment():
     os.environ.update(before)
 
 
-def what_is_imported_here() -> dict[str, str]:
-    """Return an environment in which another process finds it."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-
-
 def until_gone(processes: set[int]) -> list[int]:
     """Wait for the end of those that are vLLM's; return who is left."""
     deadline = time.monotonic() + 10
@@ -111,14 +105,7 @@ def until_gone(processes: set[int]) -> list[int]:
 def test_kill_9_of_the_owner_leaves_no_orphan(model, tmp_path, workers, processes):
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
-    owner = subprocess.Popen(
-        [sys.executable, str(script), str(model), str(workers)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=what_is_imported_here(),
-        text=True,
-        start_new_session=True,
-    )
+    owner = Forked([script, model, workers], warm(ENGINES))
     try:
         assert owner.stdout is not None
         assert "sampled 200\n" in owner.stdout  # reads on until it is there
@@ -180,7 +167,7 @@ async def test_an_engine_process_that_hangs_ends_a_load_and_what_is_in_flight(mo
     clients: list[VLLMWeightClient] = []
 
     def client(llm, kv) -> VLLMWeightClient:
-        clients.append(VLLMWeightClient(llm, salted=True, timeout_s=30.0, answer_s=2.0))
+        clients.append(VLLMWeightClient(llm, salted=True, timeout_s=10.0, answer_s=2.0))
         return clients[-1]
 
     config = VLLMConfig(
@@ -205,7 +192,7 @@ async def test_an_engine_process_that_hangs_ends_a_load_and_what_is_in_flight(mo
         async with asyncio.timeout(20):
             while not engine.num_running:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.001)
-        async with asyncio.timeout(60):  # it is asked once more for 30 s
+        async with asyncio.timeout(60):  # it is asked once more for 10 s
             with pytest.raises(EngineBrokenError, match="no answer for 2 s"):
                 await clients[0].load(2)
             with pytest.raises(EngineDeadError, match="hangs"):
@@ -234,7 +221,7 @@ from cosmos_rollout import EngineMemoryError, EngineSetup, VLLMConfig
 async def main():
     config = VLLMConfig(dtype="float32", context_length=256, kv_cache_mib=4000)
     try:
-        await config.build(EngineSetup(model_path=Path(sys.argv[1])))
+        await config.build(EngineSetup(model_path=Path(sys.argv[1]), may_fork=True))
     except EngineMemoryError as error:
         sys.stdout.write(str(error))
 
@@ -247,14 +234,6 @@ if __name__ == "__main__":
 def test_an_engine_that_runs_out_of_memory_says_what_to_change(model, tmp_path):
     script = tmp_path / "within.py"
     script.write_text(WITHIN)
-    done = subprocess.run(
-        [sys.executable, str(script), str(model)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=what_is_imported_here(),
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "can't allocate memory: you tried to allocate 4194304000 bytes" in done.stdout
-    assert "kv_cache_mib is 4000: set it lower" in done.stdout
+    said = finished([script, model], warm(ENGINES), 120)
+    assert "can't allocate memory: you tried to allocate 4194304000 bytes" in said
+    assert "kv_cache_mib is 4000: set it lower" in said

@@ -6,7 +6,6 @@ seconds of imports otherwise. Where the environment is to be another, they are s
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import runpy
 import signal
@@ -15,18 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import pytest
+from forked_scripts import TRAINERS, Forked, Warm, read_by_imports
 
-# `warm` says why nothing is collected
+# scripts end before what Python's collector costs is worth its while
 _START = "import gc; gc.disable(); import sys, process_trees; process_trees.run(*sys.argv[1:])"
-# what no import of a script asks for: these may be others than when it was forked from
-_READ_LATER = ("PYTEST_", "COSMOS_PRELOADER")
 
 
 def run(script: str, *arguments: str) -> None:
@@ -106,17 +100,15 @@ def found_by_ranks(
 
 def _start(
     command: Sequence[str], log: Path, given: Path, environment: Mapping[str, str] | None = None
-) -> BaseProcess | subprocess.Popen[bytes]:
+) -> Forked | subprocess.Popen[bytes]:
     """Have a script run in a session of its own, which writes into a log."""
-    whole = {**os.environ, **_added(), **(environment or {})}
-    if not environment:
-        context, forked_with = _forking()
-        if _read_by_imports() == forked_with:
-            arguments = (command, str(log), str(given), whole)
-            process = context.Process(target=_run_forked, args=arguments)
-            process.start()
-            return process
+    path = os.pathsep.join(filter(None, sys.path))
+    added = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(environment or {})}
+    whole = {**os.environ, **added}
     with log.open("wb") as output, given.open("rb") as read:
+        if not environment and read_by_imports(os.environ) == _first_environment():
+            origin, to = Warm(TRAINERS, whole), output.fileno()
+            return Forked(command, origin, stdin=read.fileno(), stdout=to, stderr=to)
         return subprocess.Popen(
             [sys.executable, "-c", _START, *command],
             env=whole,
@@ -128,60 +120,23 @@ def _start(
 
 
 @functools.cache
-def _forking() -> tuple[ForkServerContext, Mapping[str, str]]:
-    """Have a process import what scripts do; return how to fork it, and what it imports by."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warm"])
-    with pytest.MonkeyPatch.context() as patch:
-        for name, text in _added().items():
-            patch.setenv(name, text)
-        forkserver.ensure_running()
-    return context, _read_by_imports()
-
-
-def _added() -> dict[str, str]:
-    """Return what scripts have in their environment besides what this process has."""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-
-
-def _read_by_imports() -> Mapping[str, str]:
-    return {name: text for name, text in os.environ.items() if not name.startswith(_READ_LATER)}
-
-
-def _run_forked(
-    command: Sequence[str], log: str, given: str, environment: Mapping[str, str]
-) -> None:
-    """Run a script in this process, which has been forked for it."""
-    os.setsid()
-    os.environ.update(environment)
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    for descriptor, number in ((os.open(given, os.O_RDONLY), 0), (written, 1), (written, 2)):
-        os.dup2(descriptor, number)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has put nothing there
-    run(*command)
+def _first_environment() -> Mapping[str, str]:
+    """Return what imports ask for where a script is forked at first: one who forks is enough."""
+    return read_by_imports(os.environ)
 
 
 def _wait(
-    processes: Sequence[BaseProcess | subprocess.Popen[bytes]], deadline_s: float
+    processes: Sequence[Forked | subprocess.Popen[bytes]], deadline_s: float
 ) -> list[int | None]:
     """Return how each ended; those that have not in this time are killed with what they started."""
     end = time.monotonic() + deadline_s
     try:
         for process in processes:
-            left = max(0.0, end - time.monotonic())
-            if isinstance(process, BaseProcess):
-                process.join(left)
-            else:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(left)
-        return [_code(process) for process in processes]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+        return [process.poll() for process in processes]
     finally:
         for process in processes:
-            if _code(process) is None and process.pid is not None:
+            if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-
-
-def _code(process: BaseProcess | subprocess.Popen[bytes]) -> int | None:
-    """Return how it ended; None if it has not."""
-    return process.exitcode if isinstance(process, BaseProcess) else process.poll()

@@ -9,26 +9,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
+from forked_scripts import ENGINES, SENDERS, TRAINERS, Forked, warm
 
 import cosmos_weightsync
 
 HERE = Path(__file__).parent
 SOURCE = Path(cosmos_weightsync.__file__).parents[1]
-SUPPORT = HERE.parents[1] / "support"
-
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # No C++ compilation.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,15 +38,9 @@ class Process:
     """A script of this folder; `ask` sends a command and waits for its answer."""
 
     def __init__(self, script: str, setup: dict[str, Any], first_on_path: str = "") -> None:
-        path = os.pathsep.join(filter(None, [first_on_path, str(SOURCE), str(SUPPORT)]))
-        self._popen = subprocess.Popen(
-            [sys.executable, str(HERE / script), json.dumps(setup)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
-            start_new_session=True,
-        )
+        path = os.pathsep.join(filter(None, [first_on_path, *sys.path]))
+        origin = warm(_modules(script), {"PYTHONPATH": path})
+        self._popen = Forked([HERE / script, json.dumps(setup)], origin, stdin=PIPE)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -81,7 +67,8 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL: no chance to say goodbye."""
-        os.killpg(self._popen.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait(10)
 
     def end(self) -> None:
@@ -95,7 +82,15 @@ class Process:
         self._popen.stdout.close()
 
 
-class Forked:
+def _modules(script: str) -> Sequence[str]:
+    """Return what is imported where a script is forked."""
+    if script.startswith("vllm"):
+        return ENGINES
+    # what takes its own measure begins with what it needs alone
+    return SENDERS if script.startswith("memory") else TRAINERS
+
+
+class ForkedMember:
     """A member forked by `zygote_process.py`, and the connection to it."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -141,14 +136,14 @@ class Zygote:
             [sys.executable, str(HERE / "zygote_process.py"), str(address)],
             stdin=subprocess.PIPE,
             text=True,
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(SOURCE)},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)},
         )
 
-    def fork(self, **setup: Any) -> Forked:
+    def fork(self, **setup: Any) -> ForkedMember:
         """Start a member; `Member` of the script says what it is made of."""
         print(json.dumps(setup), file=self._popen.stdin, flush=True)
         connection, _ = self._listener.accept()
-        return Forked(connection)
+        return ForkedMember(connection)
 
     def close(self) -> None:
         assert self._popen.stdin is not None

@@ -5,38 +5,18 @@ put together and must cover every tensor of the checkpoint.
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_scripts import TRAINERS, finished, warm
 
-import cosmos_weightsync
 from cosmos_weightsync import Layout, plan_transfer
 
 _SCRIPT = Path(__file__).with_name("layout_process.py")
-_SOURCE = Path(cosmos_weightsync.__file__).parents[1]
 
 
 def describe(case: str, num_ranks: int) -> tuple[Layout, dict[str, tuple[int, ...]]]:
-    environment = {**os.environ, "PYTHONPATH": str(_SOURCE), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, str(_SCRIPT), case, str(num_ranks)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**environment, "HF_HUB_OFFLINE": "1"},
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=240)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    assert process.returncode == 0, err[-3000:]
+    out = finished([_SCRIPT, case, num_ranks], warm(TRAINERS), 240)
     said = sorted((json.loads(line) for line in out.splitlines() if line[:1] == "{"), key=_rank)
     assert [item["rank"] for item in said] == list(range(num_ranks))
     assert [item["wrong"] for item in said] == [[]] * num_ranks

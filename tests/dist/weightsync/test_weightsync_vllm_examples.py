@@ -3,14 +3,15 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import TimeoutExpired
+from typing import Any
 
 import pytest
 import torch
+from forked_scripts import ENGINES, TRAINERS, Forked, warm
 
 import cosmos_weightsync
 
@@ -20,18 +21,10 @@ tokenizers = pytest.importorskip("tokenizers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # The engine's start is in it.
 
-_SOURCE = Path(cosmos_weightsync.__file__).parents[1]
-_PACKAGE = _SOURCE.parent
-_ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(_SOURCE),
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
+_PACKAGE = Path(cosmos_weightsync.__file__).parents[2]
+_SMALL_AND_ALONE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
 }
 _SIZES = {
     "vocab_size": 250,
@@ -83,27 +76,29 @@ def answer_of(model: torch.nn.Module) -> list[int]:
 
 
 @contextlib.contextmanager
-def started(*command: object, **pipes: object) -> Iterator[subprocess.Popen[str]]:
+def started(*command: object, modules: Sequence[str] = TRAINERS, **where: Any) -> Iterator[Forked]:
     """A process that ends with the block, and those that it started."""
-    process = subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=_ENVIRONMENT,
-        start_new_session=True,
-        **pipes,
-    )
+    process = Forked(command, warm(modules, _SMALL_AND_ALONE), **where)
     try:
         yield process
     finally:
         process.terminate()  # torchrun ends its workers, which have process groups of their own.
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(TimeoutExpired):
             process.wait(60)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        assert process.stdout is not None
-        process.stdout.close()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
         process.wait(10)
+
+
+def served(script: str, *arguments: object, **where: Any) -> str:
+    """What an example with a vLLM says to its end, which is a good one."""
+    with started(_PACKAGE / "examples" / script, *arguments, modules=ENGINES, **where) as engine:
+        output, _ = engine.communicate(timeout=500)
+        assert engine.wait(10) == 0
+    return output
 
 
 def answers(output: str) -> list[list[int]]:
@@ -113,18 +108,9 @@ def answers(output: str) -> list[list[int]]:
 
 
 def test_an_fsdp_trainer_feeds_a_plain_vllm(checkpoints):
-    with ExitStack() as stack:
-        trainers = stack.enter_context(
-            started(
-                "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-                _PACKAGE / "examples" / "train_fsdp.py", checkpoints[0],
-            )
-        )  # fmt: skip
-        engine = stack.enter_context(
-            started(_PACKAGE / "examples" / "serve_vllm.py", checkpoints[0], stdin=trainers.stdout)
-        )
-        output, _ = engine.communicate(timeout=500)
-    assert engine.returncode == 0
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    with started(*command, _PACKAGE / "examples" / "train_fsdp.py", checkpoints[0]) as trainers:
+        output = served("serve_vllm.py", checkpoints[0], stdin=trainers.stdout.fileno())
     model = load(checkpoints[0])
     before = answer_of(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -138,26 +124,23 @@ def test_an_fsdp_trainer_feeds_a_plain_vllm(checkpoints):
 
 
 def test_a_running_vllm_goes_from_one_checkpoint_to_another(checkpoints):
-    script = _PACKAGE / "examples" / "checkpoint_to_vllm.py"
-    with started(script, *checkpoints) as engine:
-        output, _ = engine.communicate(timeout=500)
-    assert engine.returncode == 0
+    output = served("checkpoint_to_vllm.py", *checkpoints)
     assert answers(output) == [answer_of(load(folder)) for folder in checkpoints]
 
 
 def test_a_trainer_with_an_adapter_feeds_a_plain_vllm(checkpoints, tmp_path):
     pytest.importorskip("peft")
     text = (_PACKAGE / "examples" / "train_lora.py").read_text()
-    save = "model.merge_and_unload().save_pretrained(sys.argv[2])\nsignal.pause()"
+    save = "model.merge_and_unload().save_pretrained(sys.argv[2])\n"
+    save += "open(sys.argv[2] + '.whole', 'w').close()\nsignal.pause()"
     script, merged = tmp_path / "train.py", tmp_path / "merged"
     script.write_text(text.replace("signal.pause()", save))
-    with ExitStack() as stack:
-        trainer = stack.enter_context(started(script, checkpoints[0], merged, cwd=tmp_path))
-        engine = stack.enter_context(
-            started(_PACKAGE / "examples" / "serve_vllm.py", checkpoints[0], stdin=trainer.stdout)
-        )
-        output, _ = engine.communicate(timeout=500)
-    assert engine.returncode == 0
+    with started(script, checkpoints[0], merged, directory=tmp_path) as trainer:
+        output = served("serve_vllm.py", checkpoints[0], stdin=trainer.stdout.fileno())
+        end = time.monotonic() + 60
+        while not merged.with_suffix(".whole").exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
     assert answers(output) == [answer_of(load(merged))]
     assert answers(output) != [answer_of(load(checkpoints[0]))]
 

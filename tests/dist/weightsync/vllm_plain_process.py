@@ -17,6 +17,7 @@ from vllm import LLM, SamplingParams
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.base import ModuleSource
+from vllm_children import fork_children
 
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.integrations.vllm_trainer import CosmosTrainerInitInfo
@@ -46,6 +47,7 @@ class Client:
 
 class Script:
     def __init__(self) -> None:
+        fork_children()
         self.llm = LLM(
             model=SETUP["model"],
             skip_tokenizer_init=True,

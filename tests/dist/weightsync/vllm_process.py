@@ -13,6 +13,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm_children import fork_children
 
 from cosmos_weightsync import WeightSyncError
 from cosmos_weightsync.integrations.vllm import VLLMWeightClient, engine_arguments
@@ -73,6 +74,7 @@ class Generation:
 
 class Engine:
     def __init__(self) -> None:
+        fork_children()
         self.engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=SETUP["model"],

@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+from forked_scripts import TRAINERS, Forked, warm
 
 pytest.importorskip("cosmos_algos")
 from cosmos_app.patience import patience_s, silence_s
@@ -63,6 +62,16 @@ with ProgressWatch("policy-3", 0.5) as watch:
 """
 
 
+def run(folder, program, *arguments):
+    """Return how a program ends, what it tells, and what it says as an error."""
+    script, errors = folder / "program.py", folder / "errors"
+    script.write_text(program)
+    with errors.open("wb") as log:
+        process = Forked([script, *arguments], warm(TRAINERS), stderr=log.fileno())
+        told, _ = process.communicate(timeout=60)
+    return process.returncode, told, errors.read_text()
+
+
 class Channel:
     def __init__(self):
         self.counts = []
@@ -100,34 +109,27 @@ def test_a_launcher_that_looks_is_sooner_than_the_replica_itself():
 
 
 @pytest.mark.parametrize("what", ["loop", "engine"])
-def test_who_hangs_ends_with_the_stacks_of_its_threads(what):
-    done = subprocess.run(
-        [sys.executable, "-c", GETS_STUCK, what],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "renewed\n" in done.stdout
+def test_who_hangs_ends_with_the_stacks_of_its_threads(what, tmp_path):
+    code, told, said = run(tmp_path, GETS_STUCK, what)
+    assert code == 1
+    assert "renewed\n" in told
     assert (
         "rollout-7: what it was given took more than 2 s, so it ends; its threads are listed above"
-        in done.stderr
+        in said
     )
-    assert ("in engine_that_hangs" in done.stderr) == (what == "loop")
+    assert ("in engine_that_hangs" in said) == (what == "loop")
 
 
-def test_who_writes_for_too_long_ends_and_names_the_place():
-    done = subprocess.run(
-        [sys.executable, "-c", WRITES], capture_output=True, text=True, timeout=60, check=False
+def test_who_writes_for_too_long_ends_and_names_the_place(tmp_path):
+    code, told, said = run(tmp_path, WRITES)
+    assert (code, told) == (1, "it may rest\n")
+    assert (
+        "policy-3: writing to s3://slow/run (launch.save_s) took more than 1 s, so it ends" in said
     )
-    assert (done.returncode, done.stdout) == (1, "it may rest\n")
-    said = "policy-3: writing to s3://slow/run (launch.save_s) took more than 1 s, so it ends"
-    assert said in done.stderr
-    assert "quick" not in done.stderr
+    assert "quick" not in said
 
 
-def test_who_hangs_ends_even_if_its_log_takes_no_words():
+def test_who_hangs_ends_even_if_its_log_takes_no_words(tmp_path):
     """As where the log is in the file system that is gone; a pipe that is full blocks as well."""
     reader, writer = os.pipe()
     try:
@@ -136,11 +138,13 @@ def test_who_hangs_ends_even_if_its_log_takes_no_words():
             while True:
                 os.write(writer, bytes(1 << 12))
         os.set_blocking(writer, True)
-        done = subprocess.run([sys.executable, "-c", HANGS], stderr=writer, timeout=60, check=False)
+        (tmp_path / "hangs.py").write_text(HANGS)
+        process = Forked([tmp_path / "hangs.py"], warm(TRAINERS), stderr=writer)
+        process.communicate(timeout=60)
     finally:
         os.close(reader)
         os.close(writer)
-    assert done.returncode == 1
+    assert process.returncode == 1
 
 
 def test_a_replica_of_a_run_is_dead_after_thirty_silent_seconds_unless_a_recipe_says_otherwise():

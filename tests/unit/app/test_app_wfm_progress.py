@@ -1,11 +1,11 @@
 """A replica whose main thread gets no further ends, although its pulse goes on."""
 
-import subprocess
 import sys
 import time
 from multiprocessing.connection import Listener
 
 import pytest
+from forked_scripts import TRAINERS, Forked, warm
 
 pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
@@ -115,9 +115,11 @@ def test_a_process_that_hangs_ends_although_its_pulse_goes_on(recipe, tmp_path):
     (tmp_path / "recipe.json").write_text(config_to_json(recipe))
     with Listener(("127.0.0.1", 0), authkey=b"secret") as listener:
         _, port = listener.address
-        command = [sys.executable, "-c", HANGS_IN_A_PASS, tmp_path / "recipe.json"]
+        (tmp_path / "hangs.py").write_text(HANGS_IN_A_PASS)
+        command = [tmp_path / "hangs.py", tmp_path / "recipe.json", port, STALL_S]
         with (tmp_path / "log").open("w") as log:
-            hung = subprocess.Popen([*command, str(port), str(STALL_S)], stderr=log)
+            to = log.fileno()
+            hung = Forked(command, warm(TRAINERS), stdout=to, stderr=to)
         try:
             words = words_of(listener)
             assert hung.wait(DEADLINE_S) == 1

@@ -1,12 +1,11 @@
 """What is shown next is made in a thread: in order, within its room, and never in vain for long."""
 
-import subprocess
-import sys
 import time
 from threading import Event, current_thread, main_thread
 
 import pytest
 import torch
+from forked_scripts import TRAINERS, Forked, warm
 from torch import Tensor
 
 from cosmos_parallel.pictures_ahead import PicturesAhead
@@ -100,7 +99,7 @@ def test_what_cannot_be_made_is_left_to_who_wants_it():
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)"])
-def test_a_process_ends_with_the_picture_under_way(ending):
+def test_a_process_ends_with_the_picture_under_way(ending, tmp_path):
     program = f"""
 import time
 from cosmos_parallel.pictures_ahead import PicturesAhead
@@ -114,8 +113,8 @@ PicturesAhead(make, 1).begin([str(number) for number in range(1000)])
 time.sleep(0.1)
 {ending}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == (3 if ending else 0), done.stderr
-    assert done.stdout.split() == ["0"]
+    (tmp_path / "program.py").write_text(program)
+    process = Forked([tmp_path / "program.py"], warm(TRAINERS))
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == (3 if ending else 0)
+    assert said.split() == ["0"]
