@@ -68,7 +68,9 @@ def test_a_sender_that_has_ended_or_is_on_another_host(wanted: Callable, sender)
     sender.close()
     with (
         WeightReceiver([sender.endpoint], wanted=wanted()) as receiver,
-        pytest.raises(PeerLostError, match=r"refused; nobody listens .*bind_host.*token\)$"),
+        pytest.raises(
+            PeerLostError, match=r"refused; nobody listens .*bind_host.*token; of 'push' --host\)$"
+        ),
     ):
         receiver.stage(1)
 
