@@ -53,9 +53,7 @@ def test_a_transfer_takes_no_more_memory_than_its_bucket(
         ask_all(senders, "publish", version=version)
         ask_all(receivers, "stage", version=version)
         if version >= 4:  # Both snapshots and the staging memory exist, and were touched.
-            for side, ends in (("sender", senders), ("receiver", receivers)):
-                found = [answer["mib"] for answer in ask_all(ends, "grown")]
-                grown[side] = max(grown[side], *found)
+            note_growth(grown, senders, receivers)
     assert max(grown.values()) <= BUCKET_MIB + SLACK_MIB, grown
     for end in (*senders, *receivers):
         end.end()
@@ -76,12 +74,17 @@ def test_changes_take_no_more_memory_than_the_bucket(start: Start, transport: st
         if version >= 2:
             shares = [answer["wire_share"] for answer in staged]
             assert 0.1 < min(shares) <= max(shares) < 0.6, "lists of a quarter of the values"
-            for side, ends in (("sender", senders), ("receiver", receivers)):
-                found = [answer["mib"] for answer in ask_all(ends, "grown")]
-                grown[side] = max(grown[side], *found)
+            note_growth(grown, senders, receivers)
     assert max(grown.values()) <= BUCKET_MIB + SLACK_MIB, grown
     for end in (*senders, *receivers):
         end.end()
+
+
+def note_growth(grown: dict[str, float], senders: list[Any], receivers: list[Any]) -> None:
+    """Keep the most that any of a side has grown by, in MiB."""
+    for side, ends in (("sender", senders), ("receiver", receivers)):
+        found = [answer["mib"] for answer in ask_all(ends, "grown")]
+        grown[side] = max(grown[side], *found)
 
 
 def ask_all(ends: list[Any], do: str, **arguments: Any) -> list[dict[str, Any]]:
