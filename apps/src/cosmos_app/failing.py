@@ -3,16 +3,14 @@
 They do not die, and the controller tries them again for ever: somebody has to hear of it.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.markup import escape
 
-from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_app.statuses import statuses
+from cosmos_core.bus import Bus
 from cosmos_core.control import FAILURES_ALLOWED
-
-_LOOK_S = 1.0
 
 
 def failing_replicas(status: Mapping[str, Any]) -> dict[str, str]:
@@ -30,12 +28,8 @@ def failing_replicas(status: Mapping[str, Any]) -> dict[str, str]:
 async def tell_failures(bus: Bus, say: Callable[[str], None]) -> None:
     """Say it of a replica when it begins to fail, for ever."""
     told: set[str] = set()
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        try:
-            failing = failing_replicas(await bus.read_status())
-        except BusUnreachableError:
-            continue
+    async for status in statuses(bus):
+        failing = failing_replicas(status)
         for name in sorted(failing.keys() - told):
             say(f"[yellow]{name} {escape(failing[name])}[/]")
         told = set(failing)

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cosmos_app.statuses import LOOK_S, statuses
 from cosmos_app.supervisor import ChildSpec, Supervisor
-from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_core.bus import Bus
 from cosmos_core.messages import ReplicaLeft
 
-_LOOK_S = 1.0
 _KINDS = {"wanted_rollouts": "rollout-", "wanted_policies": "policy-"}
 
 
@@ -43,12 +43,7 @@ async def keep_replicas(
     say: Callable[[str], None],
 ) -> None:
     """Start replicas that are missing, for ever."""
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        try:
-            status = await bus.read_status()
-        except BusUnreachableError:
-            continue
+    async for status in statuses(bus):
         # who was given up is not missed: it would die again
         for name in missing_replicas(status, {*supervisor.running(), *supervisor.given_up}):
             say(f"{name} is started: more replicas of its kind are wanted")
@@ -61,7 +56,7 @@ async def await_farewells(bus: Bus, longest_s: float) -> None:
     Until then they may be writing an export, or have the order to stop before them.
     """
     known = set((await bus.read_status()).get("replicas", {}))
-    for _ in range(math.ceil(longest_s / _LOOK_S)):
+    for _ in range(math.ceil(longest_s / LOOK_S)):
         if known <= {e.replica for e in await bus.unheard() if isinstance(e, ReplicaLeft)}:
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(LOOK_S)

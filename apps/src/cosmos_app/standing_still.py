@@ -4,7 +4,6 @@ Its controller says so at any time (``waiting_for``); here it is told once nothi
 longer than is usual, and again if something else is waited for.
 """
 
-import asyncio
 import heapq
 import re
 import time
@@ -13,9 +12,9 @@ from typing import Any
 
 from rich.markup import escape
 
-from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_app.statuses import statuses
+from cosmos_core.bus import Bus
 
-_LOOK_S = 1.0
 _LEAST_S = 10.0
 _MOST_S = 120.0
 _TIMES_USUAL = 2.0
@@ -126,12 +125,7 @@ async def tell_stillness(
         say: shows a line.
     """
     stillness = Stillness(time.monotonic())
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        try:
-            status = await bus.read_status()
-        except BusUnreachableError:
-            continue
+    async for status in statuses(bus):
         words = waited_for(status, started(), time.time())
         if said := stillness.look(status, words, time.monotonic()):
             say(f"[yellow]{escape(said)}[/]")

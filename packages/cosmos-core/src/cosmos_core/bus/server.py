@@ -232,9 +232,8 @@ def _stop_predecessor(directory: Path) -> None:
         while time.monotonic() < deadline:
             os.kill(pid, 0)
             time.sleep(0.02)
-        os.kill(
-            pid, signal.SIGKILL
-        )  # suspended, it would write beside the next one once it goes on
+        # suspended, it would write beside the next one once it goes on
+        os.kill(pid, signal.SIGKILL)
 
 
 def _free_port(host: str) -> int:
