@@ -60,10 +60,15 @@ def test_a_transfer_takes_no_more_memory_than_its_bucket(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", BY_MESSAGES)
-def test_changes_take_no_more_memory_than_the_bucket(start: Start, transport: str) -> None:
+@pytest.mark.parametrize(
+    ("transport", "num_senders", "num_receivers"),
+    [*[(name, 1, 1) for name in BY_MESSAGES], ("tcp", 1, 4), ("tcp", 4, 1)],
+)
+def test_changes_take_no_more_memory_than_the_bucket(
+    start: Start, transport: str, num_senders: int, num_receivers: int
+) -> None:
     setup = {"transport": transport, "reuse": "changes"}
-    senders, receivers = members(start, setup, 1, 1)
+    senders, receivers = members(start, setup, num_senders, num_receivers)
     grown = {"sender": 0.0, "receiver": 0.0}
     for version in range(1, 6):
         ask_all(senders, "change", version=version)

@@ -4,18 +4,20 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, Literal
 
 import pytest
 import torch
 
 from cosmos_weightsync import (
+    Box,
     DeadlineError,
     Layout,
     PeerLostError,
     ReceiverConfig,
     SenderConfig,
+    ShardSpec,
     WeightDirectory,
     WeightReceiver,
     WeightSender,
@@ -23,6 +25,7 @@ from cosmos_weightsync import (
 )
 from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.frames import connect_control
 from cosmos_weightsync.gathering import DirectorySources
 from cosmos_weightsync.membership import Member
 
@@ -120,6 +123,32 @@ def test_a_sender_that_is_gone_before_the_directory_says_so_is_waited_for(world,
         sources.find(1, Deadline.after(0.3))
     attend(world, "again", "sender", 11)
     assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["again"]
+
+
+def test_a_sender_whose_lease_is_over_is_waited_for_until_it_is_back(world):
+    """One that is busy for longer than its lease registers again as soon as it learns of it."""
+    directory = world.stack.enter_context(WeightDirectory(lease_s=2.0))
+    mine = Attendance(directory.endpoint, Member(id="mine", role="receiver"), "")
+    world.stack.callback(mine.close, Deadline.after(60))
+    weights = ShardSpec("w", (4,), Box((0,), (4,)), "float32")
+    layout = Layout.from_ranks([[weights]])
+    late = Member(id="late", role="sender", endpoint="127.0.0.1:10", layout=layout.digest())
+    with closing(connect_control(directory.endpoint, Deadline.after(20))) as words:
+        words.send("hello", {"token": ""}, Deadline.after(20))
+        joining = {"member": late.to_json(), "layout": layout.to_json()}
+        words.send("join", joining, Deadline.after(20))
+        words.receive(Deadline.after(20), expect="view")
+        mine.wait_for(lambda view: len(view.members) == 2, Deadline.after(20))
+        while len(directory.view.members) == 2:
+            time.sleep(0.001)  # Most times `mine` is not told yet when it asks.
+        sources = DirectorySources(mine, "senders", find_timeout_s=20)
+        finding = world.threads.submit(sources.find, 1, Deadline.after(20))
+        time.sleep(0.5)
+        assert not finding.done()
+        words.send("join", joining, Deadline.after(20))
+        found = finding.result(20)
+    assert [source.endpoint for source in found.sources] == ["127.0.0.1:10"]
+    assert not found.unreachable
 
 
 def test_whoever_listens_where_a_dead_sender_did_is_not_taken_for_dead(world):

@@ -11,8 +11,8 @@ import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
-from cosmos_weightsync.streaming import SHORTEST_COMPILED, compiled_rows
+from cosmos_weightsync.byte_rows import byte_rows, flat_bytes, lent_bytes
+from cosmos_weightsync.streaming import SHORTEST_COMPILED, RowMove, compiled_rows, row_engine
 
 __all__ = [
     "BLOCK_BYTES",
@@ -78,11 +78,17 @@ def box_blocks(
 
 def tensor_checksum(tensor: Tensor) -> int:
     """The checksum of a tensor's elements in row-major order; strides are free."""
-    if tensor.is_contiguous():
-        return xxhash.xxh3_64_intdigest(lent_bytes(flat_bytes(tensor).cpu()).data)
+    source = tensor.detach()
+    if source.is_contiguous():
+        return xxhash.xxh3_64_intdigest(lent_bytes(flat_bytes(source).cpu()).data)
+    rows = byte_rows(source)
+    if rows is not None:
+        return row_engine().prepare([RowMove(rows, None)]).make()[0]
     running = RunningChecksum()
-    for block in box_blocks(tensor.shape, tensor.element_size()):
-        running.add(tensor[block].contiguous())
+    room = source.new_empty(min(source.numel(), max(1, BLOCK_BYTES // source.element_size())))
+    for block in box_blocks(source.shape, source.element_size()):
+        part = source[block]
+        running.add(room[: part.numel()].view(part.shape).copy_(part))
     return running.value
 
 

@@ -24,6 +24,8 @@ __all__ = ["DirectorySources", "Preference"]
 Preference = Literal["senders", "receivers", "planned"]
 SUSPECT_S = 30.0
 """A member found dead is not asked again for so long: by then its lease is over, or it lives."""
+_TOLD_S = 2.0
+"""A directory that is there has told of a change by then."""
 
 
 class DirectorySources:
@@ -59,13 +61,27 @@ class DirectorySources:
         soon = deadline.within(self._find_timeout_s)
         self._attendance.wait_for(self._is_enough, soon)
         self._was_complete = True
+        while True:
+            view = self._with_version(at_least, deadline)
+            found, num_unknown = self._found_in(view, at_least, deadline)
+            if num_unknown and self._has_changed(view, soon):
+                continue  # Whose lease was over comes again, as alive as before.
+            if num_unknown:
+                lost = PeerLostError("the directory no longer knows all layouts")
+                found.unreachable["layouts"] = lost
+            return found
+
+    def _with_version(self, at_least: int, deadline: Deadline) -> View:
         try:
-            view = self._attendance.wait_for(lambda v: self._is_enough(v, at_least), deadline)
+            return self._attendance.wait_for(lambda v: self._is_enough(v, at_least), deadline)
         except DeadlineError as error:
             raise DeadlineError(
                 f"version {at_least}: no sender is in the directory, and receivers there are of "
                 "older versions"
             ) from error
+
+    def _found_in(self, view: View, at_least: int, deadline: Deadline) -> tuple[Found, int]:
+        """Those to plan with, and how many of them are there whose layout could not be had."""
         soon = deadline.within(self._find_timeout_s)
         chosen = self._chosen(view, at_least)
         self._from_receivers = all(member.role == "receiver" for member in chosen)
@@ -77,9 +93,16 @@ class DirectorySources:
         }
         unreachable |= _missing(chosen)
         sources = self._sources_of(trusted, soon)
-        if len(sources) < len(trusted):
-            unreachable["layouts"] = PeerLostError("the directory no longer knows all layouts")
-        return Found(sources, {}, unreachable)
+        return Found(sources, {}, unreachable), len(trusted) - len(sources)
+
+    def _has_changed(self, view: View, deadline: Deadline) -> bool:
+        """Whether the directory, which tells at once, has another view than this one."""
+        told = deadline.within(_TOLD_S)
+        try:
+            self._attendance.wait_for(lambda v: v.revision != view.revision, told)
+        except DeadlineError:
+            return False
+        return True
 
     def instead(
         self, wanted: Sequence[ShardSpec], failed: Collection[str], version: int

@@ -90,10 +90,10 @@ class FrameSizes:
 
 @dataclass(frozen=True, slots=True)
 class MovedEdge:
-    """How an edge went.
+    """What a receiver has of an edge.
 
     Attributes:
-        checksums: Of every piece of the new version.
+        checksums: Of every piece of the new version, as it lies here now.
         num_bytes: What crossed the channel.
     """
 
@@ -122,7 +122,7 @@ def check_base(
             )
 
 
-def serve_changes(end: EdgeEnd, held: HeldBoxes, base: HeldBoxes, deadline: Deadline) -> MovedEdge:
+def serve_changes(end: EdgeEnd, held: HeldBoxes, base: HeldBoxes, deadline: Deadline) -> None:
     """Send what changed between two versions; neither may change until this returns.
 
     Args:
@@ -134,17 +134,18 @@ def serve_changes(end: EdgeEnd, held: HeldBoxes, base: HeldBoxes, deadline: Dead
     Raises:
         TransferError: the receiver is gone or too slow; the channel is of no use afterwards.
     """
-    encoder, sizes, num_bytes = ChangeEncoder(), FrameSizes.of(end.bucket_bytes), 0
+    encoder, sizes = ChangeEncoder(), FrameSizes.of(end.bucket_bytes)
     chunks = _chunks(end.pieces, sizes.chunk)
     chunk = next(chunks, None)
     while chunk is not None:
-        with _frame(end, sizes, deadline) as (on_host, on_wire):
+        with _frame(end, sizes, deadline) as place:
+            on_host, on_wire = place.on_host, place.on_wire
             payload = lent_bytes(on_host[ALIGNMENT:])
-            filled = num_chunks = 0
+            rooms, filled, num_chunks = place.rooms, 0, 0
             while chunk is not None and num_chunks < _MOST_CHUNKS:
                 if filled + RECORD_HEAD_BYTES + sizes.chunk > len(payload):
                     break
-                new, before = _bytes_of(held, chunk), _bytes_of(base, chunk)
+                new, before = _bytes_of(held, chunk, rooms[0]), _bytes_of(base, chunk, rooms[1])
                 for part in encoder.encode(new, before, chunk[2]):
                     payload[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
                     filled += len(part)
@@ -155,12 +156,13 @@ def serve_changes(end: EdgeEnd, held: HeldBoxes, base: HeldBoxes, deadline: Dead
                 on_wire[:used].copy_(on_host[:used])
             end.channel.send(on_wire[: _FRAME.size], deadline)
             end.channel.send(on_wire[ALIGNMENT:used], deadline)
-            num_bytes += _FRAME.size + filled
-    return MovedEdge([piece_checksum(held, piece) for piece in end.pieces], num_bytes)
 
 
 def pull_changes(end: EdgeEnd, held: HeldBoxes, deadline: Deadline) -> MovedEdge:
     """Turn the version in ``held`` into the new one; the mirror image of `serve_changes`.
+
+    Returns:
+        What is to be held against the holder's checksums: frames are checked, their making is not.
 
     Raises:
         DigestError: a frame is not what was sent. Parts of ``held`` are new, the others old.
@@ -171,15 +173,15 @@ def pull_changes(end: EdgeEnd, held: HeldBoxes, deadline: Deadline) -> MovedEdge
     chunks = _chunks(end.pieces, sizes.chunk)
     chunk = next(chunks, None)
     while chunk is not None:
-        with _frame(end, sizes, deadline) as places:
+        with _frame(end, sizes, deadline) as place:
             where = f"{chunk[0].name} {chunk[1]}"
-            stream, left = _receive_frame(end, places, where, deadline)
+            stream, left = _receive_frame(end, place, where, deadline)
             offset = 0
             while chunk is not None and left:
                 piece, box, item_bytes = chunk
                 change, offset = decoder.decode(stream, offset, box.numel, item_bytes)
                 if isinstance(change, Sparse | Dense):
-                    _apply(change, _view_of(held, chunk))
+                    _apply(change, _view_of(held, chunk), place.rooms[0])
                 held.arrived([(piece.name, box)], box.numel * item_bytes)
                 left, chunk = left - 1, next(chunks, None)
             if left or offset != len(stream):
@@ -202,21 +204,42 @@ def _view_of(held: HeldBoxes, chunk: ChunkBox) -> Tensor:
     return held.view(piece.name, piece.box)[box.relative_to(piece.box)]
 
 
-def _bytes_of(held: HeldBoxes, chunk: ChunkBox) -> Bytes:
-    return lent_bytes(flat_bytes(_view_of(held, chunk).contiguous()).cpu())
+def _bytes_of(held: HeldBoxes, chunk: ChunkBox, room: Tensor) -> Bytes:
+    """Where they lie if they lie so on the host, else copied there.
+
+    A block that is allocated for each chunk would cost several: the C library does not find
+    aligned blocks again that were freed (glibc before 2.38).
+    """
+    view = _view_of(held, chunk)
+    if view.device.type != _HOST.type or not view.is_contiguous():
+        view = _room_for(view, room).copy_(view)
+    return lent_bytes(flat_bytes(view))
+
+
+@dataclass(frozen=True, slots=True)
+class _FramePlace:
+    """Parts of the bucket for one frame.
+
+    Attributes:
+        on_host: For head and payload.
+        on_wire: The same, where the channel takes it; the same memory if that is the host's.
+        rooms: For a chunk of either version, on the host.
+    """
+
+    on_host: Tensor
+    on_wire: Tensor
+    rooms: tuple[Tensor, Tensor]
 
 
 @contextmanager
-def _frame(end: EdgeEnd, sizes: FrameSizes, deadline: Deadline) -> Generator[tuple[Tensor, Tensor]]:
-    """Parts of the bucket for head and payload: on the host, and where the channel takes them.
-
-    They are the same where the channel is of host memory.
-    """
+def _frame(end: EdgeEnd, sizes: FrameSizes, deadline: Deadline) -> Generator[_FramePlace]:
     size, device = ALIGNMENT + sizes.payload, end.channel.device
-    with end.buckets.borrow(sizes.part) as host, end.buckets.borrow() as wire:
-        on_host = host.take(size, _HOST, deadline).view
+    with end.buckets.borrow() as host, end.buckets.borrow() as wire:
+        part = host.take(sizes.part, _HOST, deadline).view
         is_host = device.type == _HOST.type
-        yield on_host, on_host if is_host else wire.take(size, device, deadline).view
+        on_wire = part[:size] if is_host else wire.take(size, device, deadline).view
+        first, second = part[size:][: 2 * sizes.chunk].split(sizes.chunk)
+        yield _FramePlace(part[:size], on_wire, (first, second))
 
 
 def _write_head(on_host: Tensor, num_chunks: int, payload: Bytes) -> None:
@@ -225,10 +248,10 @@ def _write_head(on_host: Tensor, num_chunks: int, payload: Bytes) -> None:
 
 
 def _receive_frame(
-    end: EdgeEnd, places: tuple[Tensor, Tensor], where: str, deadline: Deadline
+    end: EdgeEnd, place: _FramePlace, where: str, deadline: Deadline
 ) -> tuple[Bytes, int]:
     """A frame that begins with the chunk at ``where``, and how many chunks it has."""
-    on_host, on_wire = places
+    on_host, on_wire = place.on_host, place.on_wire
     end.channel.recv_into(on_wire[: _FRAME.size], deadline)
     head = on_wire[: _FRAME.size].cpu().numpy().tobytes()
     magic, num_chunks, num_bytes, checksum = _FRAME.unpack(head)
@@ -249,18 +272,25 @@ def _receive_frame(
     return stream, num_chunks
 
 
-def _apply(change: Sparse | Dense, view: Tensor) -> None:
-    """Overwrite what changed."""
+def _apply(change: Sparse | Dense, view: Tensor, room: Tensor) -> None:
+    """Overwrite what changed; strided elements are put next to each other in ``room`` for it."""
     integer = _INTEGERS[view.element_size()]
-    whole = view.contiguous()  # The same memory where it can be.
+    whole = view
+    if not view.is_contiguous():
+        is_host = view.device.type == _HOST.type
+        whole = _room_for(view, room).copy_(view) if is_host else view.contiguous()
     flat = whole.view(-1).view(integer)
     if isinstance(change, Dense):
         flat.copy_(_elements(change.content, integer))
     else:
-        where = torch.from_numpy(change.positions).to(view.device)
+        where = torch.from_numpy(change.positions.astype(np.int64)).to(view.device)
         flat[where] = _elements(change.values, integer).to(view.device)
-    if whole.data_ptr() != view.data_ptr():
+    if whole is not view:
         view.copy_(whole)
+
+
+def _room_for(view: Tensor, room: Tensor) -> Tensor:
+    return room[: view.nbytes].view(view.dtype).view(view.shape)
 
 
 def _elements(content: Bytes, integer: torch.dtype) -> Tensor:
