@@ -1,5 +1,6 @@
 """On-policy distillation with teachers beside the rollouts: real runs, and one that hangs."""
 
+import json
 import os
 import signal
 from collections.abc import Sequence
@@ -122,21 +123,27 @@ def test_a_server_of_somebody_else_is_the_teacher_of_a_whole_run(runner: Runner)
 def test_a_server_with_other_tokens_ends_the_run_before_anything_is_learnt_from_it(
     runner: Runner,
 ) -> None:
-    student, _ = tiny_pair(runner.folder)
+    """One of two, and of a third nobody knows, as it is not there."""
+    student, teacher = tiny_pair(runner.folder)
     other = runner.folder / "other"
     build_tiny_model(other, ["!0123456789+= "], TinyModelConfig(), 1)
-    served = ServedEngine(TransformersConfig(), other)
-    served.start()
+    served = [ServedEngine(TransformersConfig(), path) for path in (teacher, other)]
+    for one in served:
+        one.start()
+    nobody = "http://127.0.0.1:9/v1"
+    urls = json.dumps([served[0].url, nobody, served[1].url])
     try:
         run = runner.start(
             *SMALL, f"model.path={student}", "algorithm.kind=on_policy_distillation",
-            f'teacher.urls=["{served.url}"]', "teacher.model=tiny", "validation.before=false",
+            f"teacher.urls={urls}", "teacher.model=tiny", "validation.before=false",
         )  # fmt: skip
         assert run.finish(deadline_s=400.0) == 2, run.logs()
     finally:
-        served.stop()
+        for one in served:
+            one.stop()
     said = " ".join(run.text.split())
-    assert f"{served.url} has other tokens than the recipe's model" in said
+    assert f"{served[1].url} has other tokens than the recipe's model" in said
+    assert f"whether {nobody} has the tokens of the recipe's model is not known" in run.logs()
     assert run.steps_done() == 0
 
 

@@ -271,6 +271,12 @@ def test_a_setting_that_is_no_number_is_refused(make, message):
         make(math.nan)
 
 
+@pytest.mark.parametrize("setting", ["positive", "negative"])
+def test_an_infinite_temperature_is_refused(setting):
+    with pytest.raises(AlgorithmConfigError, match=r"sapo: temperatures .* above 0 and finite"):
+        SapoGate(**{setting: math.inf})
+
+
 def test_a_negative_number_of_targets_is_refused_before_the_first_batch():
     with pytest.raises(AlgorithmConfigError, match="sft: logprob_chunk -1 must be 0 or more"):
         SftConfig(logprob_chunk=-1)

@@ -68,7 +68,8 @@ TOLD = "assert unittest.main(exit=False).result.wasSuccessful()"
     ("test", "words"),
     [
         ("def check(f):\n    assert f(2) == 4", r"it defines check and calls nothing: write check"),
-        ("X = [2]\nasync def more(): ...\ndef test_f():\n    assert f(2) == 4", "defines test_f"),
+        ("def test_f(fixture):\n    assert f(2) == 4", "defines test_f and calls nothing"),
+        ("@mark\ndef test_f():\n    assert f(2) == 4", "defines test_f and calls nothing"),
         (CASE, r"asserts nothing: write assert unittest\.main\(exit=False\)"),
         (f"{CASE}if __name__ == '__main__':\n    unittest.main()", "ends it, or tells nothing"),
         (f"{CASE}unittest.main(exit=False)", "ends it, or tells nothing"),
@@ -86,6 +87,10 @@ def test_a_test_that_holds_for_any_program_or_none_is_an_error(test, words):
     [
         f"{CASE}{TOLD}",
         "def check(f):\n    assert f(2) == 4\ncheck(f)",
+        "X = [2]\nasync def more(): ...\ndef test_f():\n    assert f(2) == 4",
+        "from solution import f\ndef test_f():\n    assert f(2) == 4",
+        "import math\nfrom solution import f as g\n\ndef test_one():\n    assert g(0) == 0\n\n"
+        "def test_two():\n    x = math.prod([1, 2])\n    assert g(x) == 4\n",
         "for i in [2]: assert f(i) == 4",
     ],
 )

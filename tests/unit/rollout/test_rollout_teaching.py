@@ -161,6 +161,19 @@ async def test_a_teacher_that_came_back_elsewhere_is_found(replica: Replica):
     await teacher.aclose()
 
 
+async def test_one_that_is_not_there_keeps_nobody_from_the_others(replica: Replica):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    teacher = TeacherReplicas(lambda: [gone, replica.url], settings())
+    await teacher.ready(30.0)
+    assert teacher.last_failure.startswith(f"{gone}: ConnectError")
+    for _ in range(3):
+        await teacher.score(TOKENS)
+    assert teacher.num_tries == 1 + 4, "who failed a moment ago is asked last"
+    await teacher.aclose()
+
+
 async def test_work_goes_to_the_least_busy():
     one, other = Replica(), Replica()
     try:

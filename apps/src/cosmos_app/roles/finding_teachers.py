@@ -1,6 +1,10 @@
 """Where a rollout replica finds the teachers of its run."""
 
+import asyncio
 import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -12,6 +16,7 @@ from cosmos_app.server_tokens import compare_tokens
 from cosmos_rollout import TeacherReplicas, TeacherSettings
 
 _MOST_ROWS = 16
+_PATIENCE_S = 10.0
 
 
 async def find_teacher(
@@ -21,7 +26,7 @@ async def find_teacher(
 
     Raises:
         TeacherError: if nobody does in time.
-        ServerMismatchError: if somebody else's server has other tokens than the model.
+        ServerMismatchError: if a server of somebody else has other tokens than the model.
     """
     chosen = context.recipe.teacher
     if not chosen.is_beside:
@@ -31,30 +36,72 @@ async def find_teacher(
     else:
         token = chosen.key_file.read_text().strip() if chosen.key_file else ""
         model = chosen.model
+    settings = TeacherSettings(
+        model=model,
+        token=token,
+        top_k=chosen.top_k,
+        deadline_s=chosen.deadline_s,
+        max_running=chosen.max_running,
+        show_pictures=chosen.replicas > 0,
+    )
     teacher = TeacherReplicas(
-        lambda: teacher_urls(context.run) if chosen.replicas else chosen.urls,
-        TeacherSettings(
-            model=model,
-            token=token,
-            top_k=chosen.top_k,
-            deadline_s=chosen.deadline_s,
-            max_running=chosen.max_running,
-            show_pictures=chosen.replicas > 0,
-        ),
+        lambda: teacher_urls(context.run) if chosen.replicas else chosen.urls, settings
     )
     ended.push_async_callback(teacher.aclose)
-    await teacher.ready(chosen.start_s)
-    if chosen.urls:
-        await _require_one_vocabulary(context, teacher, chosen.urls[0])
+    await wait_for_teacher(teacher, chosen.start_s, _say)
+    await _require_one_vocabulary(context, settings)
     return teacher
 
 
-async def _require_one_vocabulary(context: RunContext, teacher: TeacherReplicas, whom: str) -> None:
-    """Look at what no directory tells: whether a server's numbers mean the tokens of the model."""
+async def wait_for_teacher(
+    teacher: TeacherReplicas,
+    deadline_s: float,
+    say: Callable[[str], None],
+    *,
+    patience_s: float = _PATIENCE_S,
+) -> None:
+    """Return when a teacher answers; tell who does not, as often as the patience is over.
+
+    Args:
+        teacher: to wait for.
+        deadline_s: longest to wait.
+        say: shows a line.
+        patience_s: seconds without a word.
+
+    Raises:
+        TeacherError: if none answered in time.
+    """
+    ready = asyncio.create_task(teacher.ready(deadline_s))
+    try:
+        while not (await asyncio.wait([ready], timeout=patience_s))[0]:
+            say(f"waits for a teacher, for {deadline_s:g} s at most; {teacher.last_failure}")
+        await ready
+    finally:
+        ready.cancel()
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+async def _require_one_vocabulary(context: RunContext, settings: TeacherSettings) -> None:
+    """Look at what no directory tells: whether each server's numbers mean the tokens of the model.
+
+    One that does not answer soon is let pass, as others may do without it.
+    """
     from transformers import AutoTokenizer
 
+    if not (urls := context.recipe.teacher.urls):
+        return
     tokenizer: Any = AutoTokenizer.from_pretrained(context.files.model)
     prompts = open_prompts(context.recipe, context.files)["train"]
-    rows = (prompts.row(ordinal) for ordinal in range(_MOST_ROWS))
-    if warning := await compare_tokens(teacher.tokens_of, whom, tokenizer, rows):
-        click.echo(warning, err=True)
+    settings = replace(settings, deadline_s=min(_PATIENCE_S, settings.deadline_s))
+    for url in urls:
+        async with contextlib.aclosing(TeacherReplicas(partial(_only, url), settings)) as one:
+            rows = (prompts.row(ordinal) for ordinal in range(_MOST_ROWS))
+            if warning := await compare_tokens(one.tokens_of, url, tokenizer, rows):
+                _say(warning)
+
+
+def _only(url: str) -> tuple[str, ...]:
+    return (url,)

@@ -4,6 +4,7 @@ With r = π/anchor: the anchor is the policy at the start of the step or the one
 the objective decides. Each loss returns its per-token values, and where it held the ratio back.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -120,9 +121,9 @@ class SapoGate:
 
     def __post_init__(self) -> None:
         """Refuse temperatures that have no gate."""
-        if not (self.positive > 0.0 and self.negative > 0.0):
+        if not (0.0 < self.positive < math.inf and 0.0 < self.negative < math.inf):
             raise AlgorithmConfigError(
-                f"sapo: temperatures {self.positive} and {self.negative} must be above 0"
+                f"sapo: temperatures {self.positive} and {self.negative} must be above 0 and finite"
             )
 
 

@@ -29,6 +29,8 @@ from cosmos_rollout.rewards import Failure
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
+_LATELY_S = 10.0
+"""Whoever failed within so many seconds is asked after the others."""
 _TOO_MANY_REQUESTS = 429
 _UNFIT = (httpx.HTTPError, TimeoutError, EngineError, KeyError, TypeError, ValueError)
 """What a replica that is gone, or something else at its address, makes of a question."""
@@ -116,7 +118,9 @@ class TeacherReplicas:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.max_running)
         self._running: Counter[str] = Counter()
+        self._failed_at: dict[str, float] = {}
         self._num_tries = 0
+        self._last_failure = "there is none"
         headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         self._client = httpx.AsyncClient(
             headers=headers,
@@ -129,6 +133,11 @@ class TeacherReplicas:
     def num_tries(self) -> int:
         """Requests sent or given up, so far."""
         return self._num_tries
+
+    @property
+    def last_failure(self) -> str:
+        """Why the last try that came to nothing did: whom it asked, and what went wrong."""
+        return self._last_failure
 
     async def ready(self, deadline_s: float) -> None:
         """Return when a teacher answers.
@@ -169,24 +178,39 @@ class TeacherReplicas:
 
     async def _until(self, end: float, ask: Callable[[str], Awaitable[T]], words: str) -> T:
         """Ask one after the other until somebody answers, or time is up."""
-        wait_s, last = _FIRST_WAIT_S, "there is none"
+        wait_s, asked = _FIRST_WAIT_S, Counter[str]()
         while True:
             self._num_tries += 1
             urls = self._urls()
-            if urls:
-                url = min(urls, key=lambda one: self._running[one])
+            if not urls:
+                self._last_failure = "there is none"
+            else:
+                url = self._fittest(urls, asked)
+                asked[url] += 1
                 self._running[url] += 1
                 try:
                     async with asyncio.timeout(max(0.0, end - time.monotonic())):
                         return await ask(url)
                 except _UNFIT as error:
-                    last = f"{url}: {error!r}"
+                    self._last_failure = f"{url}: {error!r}"
+                    self._failed_at[url] = time.monotonic()
                 finally:
                     self._running[url] -= 1
+            if any(asked[one] == 0 for one in urls) and time.monotonic() < end:
+                continue  # somebody else may answer at once
             if time.monotonic() + wait_s > end:
-                raise TeacherError(f"{words}; at last: {last}")
+                raise TeacherError(f"{words}; at last: {self._last_failure}")
             await asyncio.sleep(wait_s)
             wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
+
+    def _fittest(self, urls: Sequence[str], asked: Counter[str]) -> str:
+        """Return whom to ask: asked least for this, without a failure lately, with least to do."""
+        lately = time.monotonic() - _LATELY_S
+
+        def key(url: str) -> tuple[int, bool, int]:
+            return asked[url], self._failed_at.get(url, -math.inf) > lately, self._running[url]
+
+        return min(urls, key=key)
 
     async def _greet(self, url: str) -> None:
         """See that the model is there."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.questions import what_is_not_run
+from cosmos_rollout.rewards.questions import called_as_by_pytest, what_is_not_run
 from cosmos_rollout.rewards.sandbox import (
     SandboxLimits,
     SandboxProtection,
@@ -32,7 +32,9 @@ class CodeReward:
     is not marked; or the whole response if it has none. The row's field ``field`` holds the tests:
     a text, run after the program, as in ``assert f(2) == 4``; or a list, of such texts or of
     ``{"input": ..., "output": ...}``, standard input and what has to be printed, blanks at line
-    ends aside. A text that only defines functions or classes is refused: call them behind it.
+    ends aside. Of a text that only defines functions and classes, functions without arguments
+    whose names begin with ``test`` are called, as pytest does, and what it imports of ``solution``
+    is the program's (KodCode has such tests); if there are none, it is refused.
 
     What is expected stays out of the program's reach: of ``assert f(2) == 4`` it is only asked for
     ``f(2)``, a plain value or one of a class that derives from one. So leaving early, printing
@@ -160,7 +162,7 @@ def _tests(found: Any, config: CodeReward) -> Sequence[str | tuple[str, str]]:  
 
 def _test(found: Any) -> str | tuple[str, str] | None:  # found: from JSON
     if isinstance(found, str):
-        return found if found.strip() else None  # any program would pass
+        return called_as_by_pytest(found) if found.strip() else None  # any program would pass
     if isinstance(found, Mapping):
         sides = [cast(Mapping[str, Any], found).get(name) for name in ("input", "output")]
         if all(isinstance(side, str | int | float) for side in sides):
