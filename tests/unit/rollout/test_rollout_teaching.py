@@ -174,6 +174,16 @@ async def test_one_that_is_not_there_keeps_nobody_from_the_others(replica: Repli
     await teacher.aclose()
 
 
+async def test_one_that_hangs_leaves_time_for_the_others(replica: Replica):
+    with socket.create_server(("127.0.0.1", 0)) as hangs:  # connections come, and nobody answers
+        url = f"http://127.0.0.1:{hangs.getsockname()[1]}/v1"
+        teacher = TeacherReplicas(lambda: [url, replica.url], settings(deadline_s=8.0))
+        await asyncio.gather(*(teacher.score(TOKENS) for _ in range(4)))
+        assert teacher.last_failure == f"{url}: TimeoutError()"
+        assert len(replica.asked) == 4
+        await teacher.aclose()
+
+
 async def test_work_goes_to_the_least_busy():
     one, other = Replica(), Replica()
     try:

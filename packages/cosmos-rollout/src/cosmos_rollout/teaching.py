@@ -29,6 +29,7 @@ from cosmos_rollout.rewards import Failure
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
+_GREETING_S = 10.0
 _LATELY_S = 10.0
 """Whoever failed within so many seconds is asked after the others."""
 _TOO_MANY_REQUESTS = 429
@@ -76,7 +77,8 @@ class TeacherSettings:
         model: their model's name.
         token: what they want to be shown; empty: nothing.
         top_k: how many likeliest tokens are asked for at each place.
-        deadline_s: longest that a sample waits for its scores, over all tries.
+        deadline_s: longest that a sample waits for its scores, over all tries. Of two servers the
+            first that is asked has half of it, so that one that hangs costs no sample.
         max_running: samples that are scored at once; more wait their turn.
         show_pictures: whether they are told of pictures and videos beside the tokens, by the
             ``images`` and the ``marked_prompt`` of `Shown`. Only a run's own teachers look at
@@ -186,10 +188,11 @@ class TeacherReplicas:
                 self._last_failure = "there is none"
             else:
                 url = self._fittest(urls, asked)
+                num_left = max(1, sum(asked[one] == 0 for one in urls))
                 asked[url] += 1
                 self._running[url] += 1
-                try:
-                    async with asyncio.timeout(max(0.0, end - time.monotonic())):
+                try:  # one that hangs leaves the others their part of the time
+                    async with asyncio.timeout(max(0.0, end - time.monotonic()) / num_left):
                         return await ask(url)
                 except _UNFIT as error:
                     self._last_failure = f"{url}: {error!r}"
@@ -214,7 +217,7 @@ class TeacherReplicas:
 
     async def _greet(self, url: str) -> None:
         """See that the model is there."""
-        response = await self._client.get(f"{url}/models")
+        response = await self._client.get(f"{url}/models", timeout=_GREETING_S)
         self._raise_refusal(url, response)
         names = sorted(model["id"] for model in response.json()["data"])
         if self._settings.model not in names:
