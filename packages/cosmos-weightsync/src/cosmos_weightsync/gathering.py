@@ -99,6 +99,7 @@ class DirectorySources:
         """Whether the directory, which tells at once, has another view than this one."""
         told = deadline.within(_TOLD_S)
         try:
+            told.remaining("the directory")  # It may have another one each time.
             self._attendance.wait_for(lambda v: v.revision != view.revision, told)
         except DeadlineError:
             return False
