@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_app.statuses import LOOK_S, each_second
+from cosmos_core.bus import Bus
 
 Say = Callable[[str], None]
 Writing = Callable[[], None]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_LOOK_S = 1.0
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -45,7 +45,7 @@ class Writer:
         where: Path,
         say: Say,
         *,
-        pause_s: float = _LOOK_S,
+        pause_s: float = LOOK_S,
         call: Callable[[Writing], Awaitable[None]] = _call,
     ) -> None:
         self._where = where
@@ -82,12 +82,7 @@ class Writer:
 async def tell_refusals(bus: Bus, say: Say) -> None:
     """Say it when Redis begins to take no writes, and when it takes them again, for ever."""
     told = ""
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        try:
-            found = await bus.refusal()
-        except BusUnreachableError:
-            continue
+    async for found in each_second(bus.refusal):
         if found and not told:
             say(f"[yellow]the run waits: {escape(found)}[/]")
         elif told and not found:

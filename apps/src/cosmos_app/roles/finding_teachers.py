@@ -49,7 +49,8 @@ async def find_teacher(
     )
     ended.push_async_callback(teacher.aclose)
     await wait_for_teacher(teacher, chosen.start_s, _say)
-    await _require_one_vocabulary(context, settings)
+    if chosen.urls:
+        await _require_one_vocabulary(context, settings)
     return teacher
 
 
@@ -91,17 +92,11 @@ async def _require_one_vocabulary(context: RunContext, settings: TeacherSettings
     """
     from transformers import AutoTokenizer
 
-    if not (urls := context.recipe.teacher.urls):
-        return
     tokenizer: Any = AutoTokenizer.from_pretrained(context.files.model)
     prompts = open_prompts(context.recipe, context.files)["train"]
     settings = replace(settings, deadline_s=min(_PATIENCE_S, settings.deadline_s))
-    for url in urls:
-        async with contextlib.aclosing(TeacherReplicas(partial(_only, url), settings)) as one:
+    for url in context.recipe.teacher.urls:
+        async with contextlib.aclosing(TeacherReplicas(partial(tuple, (url,)), settings)) as one:
             rows = (prompts.row(ordinal) for ordinal in range(_MOST_ROWS))
             if warning := await compare_tokens(one.tokens_of, url, tokenizer, rows):
                 _say(warning)
-
-
-def _only(url: str) -> tuple[str, ...]:
-    return (url,)

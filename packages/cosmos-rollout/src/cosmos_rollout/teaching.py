@@ -29,6 +29,7 @@ from cosmos_rollout.rewards import Failure
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
+_NOBODY = "there is none"
 _GREETING_S = 10.0
 _LATELY_S = 10.0
 """Whoever failed within so many seconds is asked after the others."""
@@ -122,7 +123,7 @@ class TeacherReplicas:
         self._running: Counter[str] = Counter()
         self._failed_at: dict[str, float] = {}
         self._num_tries = 0
-        self._last_failure = "there is none"
+        self._last_failure = _NOBODY
         headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         self._client = httpx.AsyncClient(
             headers=headers,
@@ -184,25 +185,26 @@ class TeacherReplicas:
         while True:
             self._num_tries += 1
             urls = self._urls()
-            if not urls:
-                self._last_failure = "there is none"
-            else:
+            num_new = sum(asked[one] == 0 for one in urls)
+            last = _NOBODY
+            if urls:
                 url = self._fittest(urls, asked)
-                num_left = max(1, sum(asked[one] == 0 for one in urls))
                 asked[url] += 1
                 self._running[url] += 1
                 try:  # one that hangs leaves the others their part of the time
-                    async with asyncio.timeout(max(0.0, end - time.monotonic()) / num_left):
+                    left_s = max(0.0, end - time.monotonic())
+                    async with asyncio.timeout(left_s / max(1, num_new)):
                         return await ask(url)
                 except _UNFIT as error:
-                    self._last_failure = f"{url}: {error!r}"
+                    last = f"{url}: {error!r}"
                     self._failed_at[url] = time.monotonic()
                 finally:
                     self._running[url] -= 1
-            if any(asked[one] == 0 for one in urls) and time.monotonic() < end:
+            self._last_failure = last
+            if num_new > 1 and time.monotonic() < end:
                 continue  # somebody else may answer at once
             if time.monotonic() + wait_s > end:
-                raise TeacherError(f"{words}; at last: {self._last_failure}")
+                raise TeacherError(f"{words}; at last: {last}")
             await asyncio.sleep(wait_s)
             wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
 

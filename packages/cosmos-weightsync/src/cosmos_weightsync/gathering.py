@@ -24,6 +24,8 @@ __all__ = ["DirectorySources", "Preference"]
 Preference = Literal["senders", "receivers", "planned"]
 SUSPECT_S = 30.0
 """A member found dead is not asked again for so long: by then its lease is over, or it lives."""
+_LAYOUTS = "layouts"
+"""Unreachable under this name, which is no endpoint, is what some members hold."""
 _TOLD_S = 2.0
 """A directory that is there has told of a change by then."""
 
@@ -63,13 +65,10 @@ class DirectorySources:
         self._was_complete = True
         while True:
             view = self._with_version(at_least, deadline)
-            found, num_unknown = self._found_in(view, at_least, deadline)
-            if num_unknown and self._has_changed(view, soon):
-                continue  # Whose lease was over comes again, as alive as before.
-            if num_unknown:
-                lost = PeerLostError("the directory no longer knows all layouts")
-                found.unreachable["layouts"] = lost
-            return found
+            found = self._found_in(view, at_least, deadline)
+            # Whose lease was over comes again, as alive as before.
+            if _LAYOUTS not in found.unreachable or not self._has_changed(view, soon):
+                return found
 
     def _with_version(self, at_least: int, deadline: Deadline) -> View:
         try:
@@ -80,8 +79,8 @@ class DirectorySources:
                 "older versions"
             ) from error
 
-    def _found_in(self, view: View, at_least: int, deadline: Deadline) -> tuple[Found, int]:
-        """Those to plan with, and how many of them are there whose layout could not be had."""
+    def _found_in(self, view: View, at_least: int, deadline: Deadline) -> Found:
+        """Those to plan with; some may have layouts that could not be had."""
         soon = deadline.within(self._find_timeout_s)
         chosen = self._chosen(view, at_least)
         self._from_receivers = all(member.role == "receiver" for member in chosen)
@@ -93,7 +92,9 @@ class DirectorySources:
         }
         unreachable |= _missing(chosen)
         sources = self._sources_of(trusted, soon)
-        return Found(sources, {}, unreachable), len(trusted) - len(sources)
+        if len(sources) < len(trusted):
+            unreachable[_LAYOUTS] = PeerLostError("the directory no longer knows all layouts")
+        return Found(sources, {}, unreachable)
 
     def _has_changed(self, view: View, deadline: Deadline) -> bool:
         """Whether the directory, which tells at once, has another view than this one."""

@@ -92,9 +92,8 @@ def ask(test: str) -> AskedTest:
     lines of their own, as in ``def check(f): ...`` and ``check(double)``; not those in loops,
     conditions and classes.
     """
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _parsed(test)
+    if tree is None:
         return AskedTest(text=test, questions=())  # it fails where it runs
     questions: list[Question] = []
     functions = _calls_of_functions(tree.body)
@@ -113,14 +112,13 @@ def what_is_not_run(test: str) -> str:
 
     Empty for a test that does something of its own, or cannot be read.
     """
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _parsed(test)
+    if tree is None:
         return ""
     alone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
     if any(isinstance(value, ast.Call) and _is_unittest(value.func) for value in alone):
         return f"unittest.main() ends it, or tells nothing: write {_UNITTEST} in its place"
-    if not all(isinstance(node, _DEFINING) or _is_constant(node) for node in tree.body):
+    if not _only_defines(tree):
         return ""
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if defined:
@@ -137,11 +135,8 @@ def called_as_by_pytest(test: str) -> str:
     Those are plain functions without arguments whose names begin with ``test``. What they import
     of a module ``solution``, where data sets have the program, is what the program defines.
     """
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return test
-    if not all(isinstance(node, _DEFINING) or _is_constant(node) for node in tree.body):
+    tree = _parsed(test)
+    if tree is None or not _only_defines(tree):
         return test
     tests = [node for node in tree.body if _is_test(node)]
     if not all(isinstance(node, ast.FunctionDef) and _is_plain_call(node) for node in tests):
@@ -150,6 +145,17 @@ def called_as_by_pytest(test: str) -> str:
     body = [part for node in tree.body for part in _without_solution(node)]
     lines = [ast.unparse(node) for node in body]
     return "\n".join([*lines, *(f"{name}()" for name in names)]) if names else test
+
+
+def _parsed(test: str) -> ast.Module | None:
+    try:
+        return ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _only_defines(tree: ast.Module) -> bool:
+    return all(isinstance(node, _DEFINING) or _is_constant(node) for node in tree.body)
 
 
 def _is_test(node: ast.stmt) -> bool:
@@ -163,11 +169,14 @@ def _is_plain_call(function: ast.FunctionDef) -> bool:
     """Whether it is called without arguments, once, for what it does."""
     taken = function.args
     arguments = [*taken.posonlyargs, *taken.args, *taken.kwonlyargs, taken.vararg, taken.kwarg]
-    return not (function.decorator_list or any(arguments) or _is_generator(function))
+    return _is_plain(function) and not any(arguments)
 
 
-def _is_generator(function: ast.FunctionDef) -> bool:
-    return any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
+def _is_plain(function: ast.FunctionDef) -> bool:
+    """Whether a call runs what it says: it is not decorated, and no generator."""
+    parts = ast.walk(function)
+    is_generator = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in parts)
+    return not function.decorator_list and not is_generator
 
 
 def _without_solution(node: ast.stmt) -> list[ast.stmt]:
@@ -195,10 +204,7 @@ def _calls_of_functions(body: Sequence[ast.stmt]) -> Mapping[str, int]:
     plain = {
         node.name
         for node in body
-        if isinstance(node, ast.FunctionDef)
-        and defined[node.name] == 1
-        and not node.decorator_list
-        and not _is_generator(node)
+        if isinstance(node, ast.FunctionDef) and defined[node.name] == 1 and _is_plain(node)
     }
     alone = [node.value for node in body if isinstance(node, ast.Expr)]
     called = [value.func for value in alone if isinstance(value, ast.Call)]

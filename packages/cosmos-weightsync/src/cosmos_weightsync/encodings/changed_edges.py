@@ -283,6 +283,7 @@ def _apply(change: Sparse | Dense, view: Tensor, room: Tensor) -> None:
     if isinstance(change, Dense):
         flat.copy_(_elements(change.content, integer))
     else:
+        # torch would widen them itself, into an aligned block of its own (see `_bytes_of`).
         where = torch.from_numpy(change.positions.astype(np.int64)).to(view.device)
         flat[where] = _elements(change.values, integer).to(view.device)
     if whole is not view:
