@@ -26,6 +26,8 @@ ONE_WORKER = [
     *("deepseek-v3", "moonlight", "mistral", "gemma", "gemma2", "gemma3", "phi2", "phi3"),
     *("gpt-oss", "qwen3.5", "qwen3.5-moe", "muse-glimmer", "kimi-2.5"),
 ]
+# Processors with AMX pack small matrices, experts and latent attention in bfloat16 alone.
+HALF = ["qwen2.5", "qwen3-moe", "deepseek-v3"]
 # Split heads, one key/value head for two workers, fused checkpoints, latent attention, experts.
 TWO_WORKERS = ["llama3", "llama-one-kv-head", "phi3", "qwen3-moe", "deepseek-v3", "gpt-oss"]
 # Two experts of three matrices that the other worker has: in two layers, in one (the first of
@@ -80,6 +82,13 @@ def test_one_worker_holds_what_a_fresh_load_holds(one_worker, family):
     assert answer["num_bytes"] == answer["all_bytes"]
 
 
+@pytest.mark.parametrize("family", HALF)
+def test_one_worker_holds_it_in_bfloat16(one_worker, family):
+    (answer,) = one_worker.check(family, dtype="bfloat16")
+    check_exact(answer)
+    assert answer["whole"] == {}
+
+
 @pytest.mark.parametrize("family", TWO_WORKERS)
 def test_two_workers_hold_their_halves(two_workers, family):
     answers = two_workers.check(family)
@@ -127,9 +136,13 @@ def test_a_worker_fetches_only_what_changed(one_worker, family):
     assert 0 < answer["part"] < answer["whole"] / 5
 
 
-def test_modules_to_which_nothing_is_sent_can_be_kept(one_worker):
-    (answer,) = one_worker.check("qwen3", part="layers.1.")
+@pytest.mark.parametrize(
+    ("family", "part", "num_tensors"),
+    [("qwen3", "layers.1.", 11), ("deepseek-v3", "layers.1.mlp.", 17)],
+)
+def test_modules_to_which_nothing_is_sent_can_be_kept(one_worker, family, part, num_tensors):
+    (answer,) = one_worker.check(family, part=part)
     assert "error" not in answer, json.dumps(answer)
     assert answer["num_different_before"] > 0
     assert answer["different"] == []
-    assert answer["num_tensors"] == 11
+    assert answer["num_tensors"] == num_tensors

@@ -18,7 +18,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # The engine in this process
 
 import torch
 import xxhash
-from rows_of_fp8 import ROWS_OF_FP8
+from layers_of_fp8 import BLOCKS_OF_FP8, ROWS_OF_FP8
 from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -26,18 +26,19 @@ from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.model_executor.kernels.linear.mxfp8.emulation import EmulationMxfp8LinearKernel
 from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
 from vllm.platforms import PlatformEnum
-from vllm_families import register_here, write_checkpoint
+from vllm_families import dtype_of, register_here, write_checkpoint
 
 from cosmos_weightsync import Shard, WeightReceiver, WeightSender, checkpoint_shards, shards_of
-from cosmos_weightsync.encodings import Cast, EncodedShards, MxFp8, NvFp4, RowwiseFp8, encode
+from cosmos_weightsync.encodings import BlockFp8, Cast, EncodedShards, MxFp8, NvFp4, RowwiseFp8, encode
 from cosmos_weightsync.integrations.vllm import engine_arguments
 
 torch.set_num_threads(1)
 SETUP: dict[str, Any] = json.loads(sys.argv[1])
 PROMPTS = [[1, 2, 3], [40, 50, 60, 70], [7] * 9]
-LINEAR = ("*_proj.weight",)
-QUANTISED: dict[str, tuple[RowwiseFp8 | MxFp8 | NvFp4, dict[str, Any]]] = {
+LINEAR = ("*_proj.weight", "*_proj_with_mqa.weight")
+QUANTISED: dict[str, tuple[BlockFp8 | MxFp8 | NvFp4 | RowwiseFp8, dict[str, Any]]] = {
     "fp8": (RowwiseFp8(names=LINEAR), ROWS_OF_FP8),
+    "fp8-block": (BlockFp8(names=LINEAR), BLOCKS_OF_FP8),
     "mxfp8": (MxFp8(names=LINEAR), {"quant_method": "mxfp8", "ignored_layers": ["lm_head"]}),
     "nvfp4": (
         NvFp4(names=LINEAR),
@@ -54,7 +55,7 @@ QUANTISED: dict[str, tuple[RowwiseFp8 | MxFp8 | NvFp4, dict[str, Any]]] = {
 class Engine:
     """One engine at a time, from its start to its end."""
 
-    def __init__(self, folder: Path, dtype: str = "float32") -> None:
+    def __init__(self, folder: Path, dtype: str) -> None:
         register_here(folder)
         self.llm = LLM(
             model=str(folder),
@@ -122,9 +123,10 @@ def check(family: str) -> dict[str, Any]:
     old, new = folder / "a", folder / "b"
     write_checkpoint(family, 0, old)
     write_checkpoint(family, 1, new)
-    with Engine(new) as engine:
+    dtype = dtype_of(family)
+    with Engine(new, dtype) as engine:
         fresh = engine.outcome()
-    with Engine(old) as engine:
+    with Engine(old, dtype) as engine:
         before = engine.outcome()
         shards = checkpoint_shards(new)
         report = engine.take(shards)
@@ -134,11 +136,11 @@ def check(family: str) -> dict[str, Any]:
     return {"fresh": fresh, "before": before, "after": after, "report": report, "unused": unused}
 
 
-def check_quantised(kind: str) -> dict[str, Any]:
+def check_quantised(kind: str, family: str) -> dict[str, Any]:
     """The same with weights that the sender quantises."""
-    folder = Path(SETUP["folder"]) / kind
+    folder = Path(SETUP["folder"]) / f"{family}-{kind}"
     for seed, name in enumerate(["a", "b"]):
-        write_checkpoint("llama3", seed, folder / name)
+        write_checkpoint(family, seed, folder / name)
         write_quantised(kind, folder / name, folder / f"{name}-{kind}")
     with Engine(folder / f"b-{kind}", "bfloat16") as engine:
         fresh = engine.outcome()
