@@ -70,10 +70,11 @@ async def start_vllm_engine(
         EngineStartError: with vLLM's own words; `EngineSettingsError` or `EngineMemoryError` where
             they say that settings or memory are the cause.
     """
-    on_device = cpu_arguments(setup.model) if current_platform.is_cpu() else {}
+    is_cpu = current_platform.is_cpu()
+    on_device = cpu_arguments(setup.model, arguments["dtype"]) if is_cpu else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
-    if setup.can_sleep and not current_platform.is_cpu():
+    if setup.can_sleep and not is_cpu:
         on_device["enable_sleep_mode"] = True
     chosen = {
         **on_device,
