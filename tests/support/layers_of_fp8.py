@@ -19,5 +19,8 @@ BLOCKS_OF_FP8: dict[str, Any] = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
-    "modules_to_not_convert": ["lm_head", *(f"model.layers.{layer}.mlp.gate" for layer in range(2))],
+    "modules_to_not_convert": [
+        "lm_head",
+        *(f"model.layers.{layer}.mlp.gate" for layer in range(2)),
+    ],
 }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
@@ -101,6 +102,18 @@ def test_two_workers_hold_their_halves(two_workers, family):
     zeroed = [f"model.layers.{layer}.mlp.experts.down_proj_bias" for layer in range(2)]
     expected = [[], zeroed if family == "gpt-oss" else []]
     assert [sorted(answer["whole"]) for answer in answers] == expected
+
+
+@pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="vLLM's kernels for a CPU are of AMX"
+)
+@pytest.mark.parametrize("family", ["llama3", "qwen3-moe", "deepseek-v3"])
+def test_two_workers_hold_their_halves_of_blocks_of_fp8(two_workers, family):
+    """A block's scale goes where the block goes; both workers need one that they share."""
+    for answer in two_workers.check(f"{family}-of-blocks", dtype="bfloat16"):
+        check_exact(answer)
+        assert answer["num_bytes"] < 0.65 * answer["all_bytes"]
+        assert answer["whole"] == {}
 
 
 @pytest.mark.parametrize(("family", "num_unused"), WHOLE_EXPERTS.items())

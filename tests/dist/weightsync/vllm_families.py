@@ -81,19 +81,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"intermediate_size": 128, "num_local_experts": 4}),
 }
 _BLOCKS = {
-    **{"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 128},
-    **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128},
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
 }
-_LATENT_BLOCKS = {"num_key_value_heads": 2, "q_lora_rank": 128, "head_dim": 64}
+_LATENT_BLOCKS = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "q_lora_rank": 128,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
 OF_BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("llama", _BLOCKS),
     "qwen3-moe": ("qwen3_moe", {**FAMILIES["qwen3-moe"][1], **_BLOCKS}),
-    "deepseek-v3": (
-        "deepseek_v3",
-        {**LATENT, **_BLOCKS, **_LATENT_BLOCKS, "qk_nope_head_dim": 64, "v_head_dim": 64},
-    ),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, **_BLOCKS, **_LATENT_BLOCKS}),
 }
-"""The same with matrices that can be cut into blocks of 128 by 128, as FP8 has scales for."""
+"""The same with matrices that two workers can cut into blocks of 128 by 128, as FP8 scales them."""
 FAMILIES.update({f"{family}-of-blocks": options for family, options in OF_BLOCKS.items()})
 STATES = {
     "layer_types": ["linear_attention", "full_attention"],

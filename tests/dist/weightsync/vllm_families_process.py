@@ -23,6 +23,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.worker import cpu_model_runner
 from vllm_families import dtype_of, register_here, write_checkpoint
+from vllm_quantised import write_quantised
 
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.integrations.vllm import register
@@ -34,8 +35,12 @@ SETUP: dict[str, Any] = json.loads(sys.argv[1])
 
 
 def new_checkpoint(family: str, seed: int, folder: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint that rank 0 writes for all."""
-    if SETUP["rank"] == 0:
+    """A checkpoint that rank 0 writes for all; in FP8 of a family that has blocks for it."""
+    if SETUP["rank"] == 0 and family.endswith("-of-blocks"):
+        plain = folder.with_name(f"{folder.name}-plain")
+        write_checkpoint(family, seed, plain)
+        write_quantised("fp8-block", plain, folder)
+    elif SETUP["rank"] == 0:
         write_checkpoint(family, seed, folder)
     torch.distributed.barrier()
     return load_file(folder / "model.safetensors")

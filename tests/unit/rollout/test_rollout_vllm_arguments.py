@@ -98,9 +98,7 @@ LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "v_head_dim": 128, "dtyp
         ({"dtype": "float32", "text_config": None}, "auto", None),
     ],
 )
-def test_latent_attention_that_amx_cannot_compute_goes_without_it(
-    tmp_path, config, dtype, backend
-):
+def test_latent_attention_that_amx_cannot_compute_goes_without_it(tmp_path, config, dtype, backend):
     write(tmp_path, config=config)
     arguments = cpu_arguments(tmp_path, dtype)
     assert arguments.get("attention_backend") == backend

@@ -56,7 +56,9 @@ def cpu_arguments(model_path: Path, dtype: str = "auto") -> dict[str, Any]:
         arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
         said = text.get("dtype") or text.get("torch_dtype")
         is_half = (said if dtype == "auto" else dtype) == "bfloat16"
-        if not is_half or any(text.get(name, 0) % 32 for name in ("qk_nope_head_dim", "v_head_dim")):
+        if not is_half or any(
+            text.get(name, 0) % 32 for name in ("qk_nope_head_dim", "v_head_dim")
+        ):
             arguments["attention_backend"] = "CPU_MLA"
     return arguments
 
