@@ -1,7 +1,9 @@
 """Simulated samples of two turns, between which an environment takes its time."""
 
 import hashlib
-from collections.abc import Sequence
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from cosmos_core.control import ControllerConfig, StalenessConfig
 from cosmos_core.control.config import StalenessName
+from cosmos_core.messages import CancelGroup, Event, Generate, GroupFinished, GroupId
 from cosmos_core.simulation import (
     Capacity,
     EngineSpeed,
@@ -25,6 +28,7 @@ from cosmos_core.simulation import (
     simulate,
     write_log,
 )
+from cosmos_core.simulation.engine import SimulatedRollout
 
 # One request at a time, a token every 0.1 s, 10 tokens; the first version is there after 0.75 s.
 SIMPLE = SystemConfig(
@@ -70,6 +74,31 @@ def first_step(log: Sequence[LogRecord]) -> StepTaken:
 
 def rollout_spans(log: Sequence[LogRecord]) -> list[Span]:
     return [r for r in log if isinstance(r, Span) and r.role == "rollout"]
+
+
+class Alone:
+    """A clock, and nobody around a replica; see `World`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events: list[Event] = []
+        self.log: list[LogRecord] = []
+        self._pending: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._pending, (self.now + seconds, next(self._order), call))
+
+    def send(self, event: Event) -> None:
+        self.events.append(event)
+
+    def record(self, record: LogRecord) -> None:
+        self.log.append(record)
+
+    def run(self) -> None:
+        while self._pending:
+            self.now, _, call = heapq.heappop(self._pending)
+            call()
 
 
 def test_without_an_environment_the_log_is_what_it_was_to_the_last_bit() -> None:
@@ -129,11 +158,20 @@ def test_every_generated_token_is_decoded_once_in_one_of_two_turns() -> None:
 
 
 def test_a_group_that_is_given_up_does_not_come_back_from_its_environment() -> None:
-    log = simulate(controlled(1, 1, "drop", groups=8, samples=4), TAILED, steps=30)
-    last = [record for record in log if isinstance(record, QueueDepths)][-1]
-    assert last.dropped > 0
-    trained = sum(len(record.samples) for record in log if isinstance(record, StepTaken))
-    assert trained == 30 * 8 * 4
+    """Of two groups the first one is given up half-way through its answer."""
+    world = Alone()
+    rollout = SimulatedRollout("r", SIMPLE, world)
+    groups = [GroupId("train", 0, ordinal) for ordinal in range(2)]
+    for group in groups:
+        rollout.obey(Generate(group=group, attempt=0, num_samples=1))
+    first, _ = SIMPLE.turns(0, 0)
+    given_up_s = 0.1 * first + 0.5 * SIMPLE.answer_s(0, first)
+    world.after(given_up_s, lambda: rollout.obey(CancelGroup(group=groups[0], attempt=0)))
+    world.run()
+    finished = [event.group for event in world.events if isinstance(event, GroupFinished)]
+    assert finished == groups[1:]
+    decoded = sum(span.tokens for span in rollout_spans(world.log))
+    assert decoded == pytest.approx(first + 10)
 
 
 def test_two_turns_have_the_length_of_one_and_cost_no_more_tokens() -> None:
