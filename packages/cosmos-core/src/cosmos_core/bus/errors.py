@@ -38,7 +38,7 @@ class LeaseHeldError(BusError):
 
 
 class FencedError(BusError):
-    """Raised to a controller whose place another one has taken: it must stop controlling at once."""
+    """Raised to a controller whose place another one has taken: it must stop at once."""
 
 
 class RunLostError(BusError):
