@@ -13,11 +13,12 @@ from cosmos_weightsync.routing import Fanout
 from cosmos_weightsync.topology import Topology
 
 __all__ = [
+    "Edges",
     "LinkUsage",
     "Ports",
     "Stream",
     "Streams",
-    "edge_bytes",
+    "edges_of",
     "link_usage",
     "ports",
     "streams_of",
@@ -50,6 +51,21 @@ class Stream:
 
 
 Streams = tuple[Stream, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Edges:
+    """Every pair of a holder and a receiver between which bytes go, once, in their order.
+
+    Attributes:
+        sources: The holder of each.
+        receivers: The receiver of each.
+        num_bytes: How much goes there; more than nothing.
+    """
+
+    sources: IntArray
+    receivers: IntArray
+    num_bytes: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +103,9 @@ def streams_of(
     rest, firsts = np.divmod(unique, max_held)
     routes, sets = np.divmod(rest, len(holders) or 1)
     found: list[Stream] = []
-    for route in np.unique(routes).tolist():
-        rows = np.flatnonzero(routes == route)
+    cuts = np.flatnonzero(np.diff(routes)) + 1
+    for rows in np.split(np.arange(len(routes)), cuts) if len(routes) else []:
+        route = int(routes[rows[0]])
         fanout, slot = divmod(route, max_slots)
         found.append(
             Stream(
@@ -126,18 +143,23 @@ def _feeders(
     return np.array(rows, dtype=np.int64).reshape(len(sets), num_feeds)
 
 
-def edge_bytes(streams: Streams, shape: tuple[int, int]) -> IntArray:
-    """``[holders, receivers]`` bytes."""
-    total = np.zeros(shape, dtype=np.int64)
+def edges_of(streams: Streams, num_receivers: int) -> Edges:
+    """Add up what goes between the same two."""
+    keys, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for stream in streams:
         is_known = stream.parents >= 0
-        total[stream.parents[is_known], stream.receivers[is_known]] += stream.num_bytes
+        keys.append(stream.parents[is_known] * num_receivers + stream.receivers[is_known])
+        sizes.append(np.full(len(keys[-1]), stream.num_bytes))
         fed = np.flatnonzero(~is_known)
         sources = stream.sources[:, -1 - stream.parents[fed]]
-        receivers = np.broadcast_to(stream.receivers[fed], sources.shape)
         weights = np.broadcast_to(stream.source_bytes[:, None], sources.shape)
-        np.add.at(total, (sources.ravel(), receivers.ravel()), weights.ravel())
-    return total
+        fed_keys, (sums,) = _summed(sources * num_receivers + stream.receivers[fed], weights[None])
+        keys.append(fed_keys)
+        sizes.append(sums)
+    unique, (num_bytes,) = _summed(np.concatenate(keys), np.concatenate(sizes)[None])
+    used = unique[num_bytes > 0]
+    sources, receivers = np.divmod(used, max(num_receivers, 1))
+    return Edges(sources, receivers, num_bytes[num_bytes > 0])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -212,11 +234,9 @@ def _port_names(topology: Topology, num_devices: int, num_cards: int) -> tuple[s
     )
 
 
-def link_usage(edges: IntArray, topology: Topology) -> LinkUsage:
-    """How long `edge_bytes` keep each link busy; a copy on a device counts once."""
-    sources, receivers = np.nonzero(edges)
-    num_bytes = edges[sources, receivers]
-    found = ports(sources, receivers, topology)
+def link_usage(edges: Edges, topology: Topology) -> LinkUsage:
+    """How long edges keep each link busy; a copy on a device counts once."""
+    num_bytes, found = edges.num_bytes, ports(edges.sources, edges.receivers, topology)
     speeds = np.array([link.bytes_per_s for link in topology.links.by_kind()])
     seconds = found.weights * (num_bytes / speeds[found.kinds])
     busy = np.bincount(found.used.ravel(), weights=seconds.ravel(), minlength=len(found.names) + 1)[
