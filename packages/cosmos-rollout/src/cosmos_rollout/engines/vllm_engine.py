@@ -53,6 +53,7 @@ from cosmos_rollout.errors import (
     EngineStartError,
     WeightLoadError,
 )
+from cosmos_rollout.fresh_thread import in_fresh_thread
 from cosmos_rollout.one_loop import OneLoop
 
 _NEVER_LOADED = "as it was made"
@@ -85,7 +86,7 @@ async def start_vllm_engine(
         "distributed_executor_backend": executor,
     }
     try:
-        llm = await asyncio.to_thread(launch, chosen, may_fork=setup.may_fork)
+        llm = await in_fresh_thread(partial(launch, chosen, may_fork=setup.may_fork))
         await llm.update_weight_version(str(setup.version))
     except EngineStartError as error:
         lacking = missing_for_sight(setup.model)
