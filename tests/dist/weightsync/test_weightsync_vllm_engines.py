@@ -38,6 +38,11 @@ def test_an_updated_engine_is_a_fresh_one(engines, family):
     check(engines.ask("check", family=family))
 
 
+def test_an_updated_engine_is_a_fresh_one_in_bfloat16(engines):
+    """Small matrices and experts are packed for AMX then, where there is AMX."""
+    check(engines.ask("check", family="qwen3-moe", dtype="bfloat16"))
+
+
 @pytest.mark.parametrize("kind", ["fp8", "mxfp8", "nvfp4"])
 def test_an_engine_serves_what_the_sender_quantised(engines, kind):
     """FP8 by rows; the others by vLLM's own emulation, as it has no kernels for a CPU."""

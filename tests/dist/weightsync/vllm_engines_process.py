@@ -102,12 +102,12 @@ def digests(model: torch.nn.Module) -> dict[str, str]:
     }
 
 
-def check(family: str) -> dict[str, Any]:
-    folder = Path(SETUP["folder"]) / family
+def check(family: str, dtype: str = "") -> dict[str, Any]:
+    folder = Path(SETUP["folder"]) / f"{family}{dtype}"
     old, new = folder / "a", folder / "b"
     write_checkpoint(family, 0, old)
     write_checkpoint(family, 1, new)
-    dtype = dtype_of(family)
+    dtype = dtype or dtype_of(family)
     with Engine(new, dtype) as engine:
         fresh = engine.outcome()
     with Engine(old, dtype) as engine:
