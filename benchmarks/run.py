@@ -56,7 +56,7 @@ PARTS = (
         arguments=(
             "--arms",
             "sync-colocated,sync,async,block-2,block-4,block-4-unstaged,drop-2,count,window",
-            *("--steps", "120", "--repeats", "1", "--targets", "0.2,0.25,0.3"),
+            *("--steps", "80", "--targets", "0.2,0.25"),
         ),
         quick=("--arms", "sync-colocated,block-4-unstaged,drop-2,count,window", "--quick"),
     ),
