@@ -72,7 +72,8 @@ def _distinct(geometry: Geometry) -> _Distinct:
     unique, inverse = np.unique(corners, axis=0, return_inverse=True)
     order = np.argsort(inverse.ravel(), kind="stable")
     cuts = np.searchsorted(inverse.ravel()[order], np.arange(1, len(unique)))
-    ranks = tuple(np.unique(part) for part in np.split(geometry.ranks[order], cuts))
+    parts = np.split(geometry.ranks[order], cuts)
+    ranks = tuple(part if len(part) == 1 else np.unique(part) for part in parts)
     return _Distinct(unique[:, :ndim], unique[:, ndim:], ranks)
 
 
@@ -117,10 +118,10 @@ def match_geometries(senders: Geometry, receivers: Geometry) -> Match | Uncovere
     offered, wanted = (_without_overlaps(_distinct(side)) for side in (senders, receivers))
     sweep = _Sweep(offered)
     covers: list[_Cover] = []
-    for index in range(len(wanted.starts)):
+    for index, numel in enumerate(np.prod(wanted.stops - wanted.starts, axis=1).tolist()):
         found, low, high = sweep.overlapping(wanted.starts[index], wanted.stops[index])
-        box = wanted.box(index)
-        if int(np.prod(high - low, axis=1).sum()) != box.numel:
+        if int(np.prod(high - low, axis=1).sum()) != numel:
+            box = wanted.box(index)
             found, low, high = _disjoint(box, offered, found.tolist())
             if int(np.prod(high - low, axis=1).sum()) != box.numel:
                 missing = subtract_all(box, (offered.box(i) for i in found.tolist()))[0]

@@ -19,7 +19,7 @@ from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.pieces import Piece, PieceClass
 from cosmos_weightsync.routing import Fanout
-from cosmos_weightsync.streams import Streams, edge_bytes, link_usage, streams_of
+from cosmos_weightsync.streams import Streams, edges_of, link_usage, streams_of, summed
 from cosmos_weightsync.topology import Topology
 
 __all__ = ["PlanStats", "TransferPlan"]
@@ -188,7 +188,10 @@ class TransferPlan:
 
     def edge_bytes(self) -> IntArray:
         """Bytes from each holder (row: senders, then receivers) to each receiver (column)."""
-        return edge_bytes(self.streams(), (self.num_holders, self.num_receivers))
+        edges = edges_of(self.streams(), self.num_receivers)
+        total = np.zeros((self.num_holders, self.num_receivers), dtype=np.int64)
+        total[edges.sources, edges.receivers] = edges.num_bytes
+        return total
 
     def streams(self) -> Streams:
         """The plan as flows of bytes, without names and boxes."""
@@ -204,35 +207,35 @@ class TransferPlan:
         return lower_bound(self._demands(), with_relays=with_relays)
 
     def _demands(self) -> Demands:
-        totals: dict[tuple[int, int], int] = {}
-        for group in self.classes:
-            key = group.holders * len(self.fanouts) + group.fanouts
-            unique, inverse = np.unique(key, return_inverse=True)
-            sums = np.zeros(len(unique), dtype=np.int64)
-            np.add.at(sums, inverse.ravel(), group.piece_bytes() * len(group.names))
-            for value, num_bytes in zip(unique.tolist(), sums.tolist(), strict=True):
-                pair = divmod(value, len(self.fanouts))
-                totals[pair] = totals.get(pair, 0) + num_bytes
+        none, count = np.zeros(0, dtype=np.int64), len(self.fanouts)
+        keys = [group.holders * count + group.fanouts for group in self.classes]
+        sizes = [group.piece_bytes() * len(group.names) for group in self.classes]
+        unique, sums = summed(np.concatenate([none, *keys]), np.concatenate([none, *sizes])[None])
+        held, fanouts = np.divmod(unique, count or 1)
         return Demands(
             num_senders=self.num_senders,
-            held=[self.holders[held] for held, _ in totals],
-            wanted=[self.fanouts[fanout].receivers for _, fanout in totals],
-            num_bytes=np.array(list(totals.values()), dtype=np.int64),
+            held=[self.holders[index] for index in held.tolist()],
+            wanted=[self.fanouts[index].receivers for index in fanouts.tolist()],
+            num_bytes=sums[0],
             sites=self.topology.sites(),
             links=self.topology.links,
         )
 
     def stats(self) -> PlanStats:
         """Counts, loads and the bound."""
-        edges = self.edge_bytes()
-        by_sender, by_receiver = edges[: self.num_senders].sum(axis=1), edges.sum(axis=0)
-        total, sent = int(edges.sum()), int(by_sender.sum())
+        edges = edges_of(self.streams(), self.num_receivers)
+        by_source = np.zeros(self.num_holders, dtype=np.int64)
+        np.add.at(by_source, edges.sources, edges.num_bytes)
+        by_receiver = np.zeros(self.num_receivers, dtype=np.int64)
+        np.add.at(by_receiver, edges.receivers, edges.num_bytes)
+        by_sender = by_source[: self.num_senders]
+        total, sent = int(by_source.sum()), int(by_sender.sum())
         mean = sent / self.num_senders if self.num_senders else 0.0
         usage = link_usage(edges, self.topology)
         return PlanStats(
             num_tensors=len(self.order),
             num_pieces=self._count_deliveries(),
-            num_edges=int(np.count_nonzero(edges)),
+            num_edges=len(edges.num_bytes),
             total_bytes=total,
             relayed_bytes=total - sent,
             cross_host_bytes=usage.cross_host_bytes,
