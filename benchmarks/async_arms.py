@@ -27,6 +27,8 @@ PUSH_S = 0.25
 SWAP_S, SNAPSHOT_S, MESSAGE_S, SCORE_S = 2e-3, 3e-3, 4e-3, 10e-3
 """What the simulator is told of a run's smaller delays, measured once on two quiet cores."""
 LEASE_S = 30.0
+MORE_SLOTS, MOST_SLOTS = 9, 12
+"""Of engines whose samples are away with their environment for some of their time."""
 SYNC_COLOCATED, SYNC, DEFAULT = "sync, colocated", "sync, disaggregated", "depth 2, bound 4"
 
 
@@ -90,8 +92,11 @@ def sized(*, rollouts: int, groups: int, lengths: LengthConfig = LENGTHS) -> Sys
     return replace(system, train_s=LEARNER_SLOWER * generate_s)
 
 
-def arms(seed: int) -> Mapping[str, Arm]:
-    """Return the arms with the lengths of a seed, by name."""
+def arms(seed: int, environment_s: float = 0.0) -> Mapping[str, Arm]:
+    """Return the arms with the lengths of a seed, by name.
+
+    With an environment that takes so long they are those that have one.
+    """
     lengths = replace(LENGTHS, seed=seed)
     system = sized(rollouts=2, groups=GROUPS, lengths=lengths)
     blocking = replace(system, push="blocking")
@@ -107,6 +112,16 @@ def arms(seed: int) -> Mapping[str, Arm]:
         skip = 1 if told.staleness.depth == 0 else 4
         return Arm(name=name, control=told, system=around, bound_s=bound_s, skip=skip)
 
+    if environment_s:
+        slow = replace(system, environment_s=environment_s)
+        more, most = replace(slow, slots=MORE_SLOTS), replace(slow, slots=MOST_SLOTS)
+        end = f"environment {environment_s:g} s"
+        of_an_environment = (
+            arm(f"{DEFAULT}, {end}", control(2, 4), slow),
+            arm(f"{DEFAULT}, {MORE_SLOTS} slots, {end}", control(2, 4), more),
+            arm(f"depth 3, bound 6, {MOST_SLOTS} slots, {end}", control(3, 6), most),
+        )
+        return {made.name: made for made in of_an_environment}
     return {
         made.name: made
         for made in (

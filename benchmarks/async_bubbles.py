@@ -1,6 +1,7 @@
 """The bubble benchmark: where the time of an asynchronous system goes, beside its simulation.
 
     python benchmarks/async_bubbles.py [--quick] [--seeds 0,1,2] [--figure out.png]
+    python benchmarks/async_bubbles.py --environment-latency 0.5
 
 Everything is real but the speed: the controller's process, Redis, a policy process and two or four
 rollout processes with the loops of ``cosmos-app``, rewards in processes of their own, and weights
@@ -8,6 +9,9 @@ that are published, fetched and swapped in while tokens come. The engine and the
 as long as they are told, so that what both sides could do at best is known. Arms are interleaved,
 once with each seed, which draws their lengths. The simulator is told the paces and the few
 milliseconds at the top of ``async_arms.py``, nothing of the run that it is compared with.
+
+With a latency the default policy is run with an environment instead, as it is and with more in
+flight: a sample has two turns, and the environment takes that long between them, on average.
 """
 
 import argparse
@@ -28,6 +32,7 @@ from async_arms import DEFAULT, SYNC, Arm, Job, arms
 from async_many import many_markdown, simulate_many
 from async_tables import Result, bubble_markdown, draw_timelines
 from measure import end_on_sigterm
+from transformers import AutoTokenizer
 
 from cosmos_app.control_files import write_address, write_control
 from cosmos_app.prepare import prepare_model, run_files
@@ -48,6 +53,7 @@ from cosmos_core.simulation import (
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 POLICY = "policy-0"
+_CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{{ eos_token }}{% endfor %}"
 _POLL_S = 0.25
 _START_S = 120.0
 _RUN_S = 180.0
@@ -223,13 +229,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="two arms, once, for a few seconds")
+    parser.add_argument(
+        "--quick", action="store_true", help="two arms, with an environment one, once"
+    )
     parser.add_argument("--seeds", default="0,1,2", help="of lengths; empty: no runs")
     parser.add_argument("--seconds", type=float, default=11.0, help="measured in each run")
     parser.add_argument("--arms", default="", help="names with semicolons; all by default")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench/async", help="scratch")
     parser.add_argument("--json", type=Path, help="write every number here")
     parser.add_argument("--join", action="store_true", help="with the runs that --json holds")
+    parser.add_argument(
+        "--environment-latency",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="run the arms with an environment that takes so many seconds",
+    )
     parser.add_argument("--replicas", type=int, default=1000, help="of the simulation alone")
     parser.add_argument("--figure", type=Path, help="draw a timeline of each arm here")
     return parser.parse_args(arguments)
@@ -253,29 +268,44 @@ def _place(out: Path, redis_url: str) -> Place:
     files.train.parent.mkdir(parents=True, exist_ok=True)
     prepare_data(recipe, files)
     prepare_model(recipe, files)
+    _write_chat_template(files.model)
     return place
+
+
+def _write_chat_template(model: Path) -> None:
+    """Let an environment talk to the model, whose tokenizer comes without a template."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    tokenizer.save_pretrained(model)
+
+
+def _chosen(options: argparse.Namespace) -> tuple[list[str], list[int], float]:
+    """Return the names of arms, the seeds, and the seconds of each run."""
+    latency_s = options.environment_latency
+    if options.quick:
+        return list(arms(0, latency_s))[:1] if latency_s else [SYNC, DEFAULT], [0], 4.0
+    names = options.arms.split(";") if options.arms else list(arms(0, latency_s))
+    return names, [int(seed) for seed in options.seeds.split(",")], options.seconds
 
 
 async def measure(options: argparse.Namespace, redis_url: str, results: list[Result]) -> None:
     """Run the chosen arms, interleaved, each compared with its simulation; add to ``results``."""
     place = _place(options.out.resolve(), redis_url)
-    names = options.arms.split(";") if options.arms else list(arms(0))
-    seeds, seconds = [int(seed) for seed in options.seeds.split(",")], options.seconds
-    if options.quick:
-        names, seeds, seconds = [SYNC, DEFAULT], [0], 4.0
-    rollouts = max(arms(0)[name].system.rollouts for name in names)
+    names, seeds, seconds = _chosen(options)
+    first = arms(0, options.environment_latency)
+    rollouts = max(first[name].system.rollouts for name in names)
     logs: dict[str, list[LogRecord]] = {}
     async with worker_pool(place.out, rollouts) as workers:
         for seed in seeds:
             for number, name in enumerate(names):
-                arm = arms(seed)[name]
+                arm = arms(seed, options.environment_latency)[name]
                 logs[name] = await run_arm(arm, place, workers, f"{number}-{seed}", seconds)
                 results.append(judge(arm, seed, logs[name]))
                 print(results[-1].line, flush=True)
                 if options.json:
                     options.json.write_bytes(msgspec.json.encode(results))
             if options.figure:
-                shown = {name: (arms(0)[name].capacity, log) for name, log in logs.items()}
+                shown = {name: (first[name].capacity, log) for name, log in logs.items()}
                 draw_timelines(shown, options.figure)
 
 
@@ -295,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             server.stop()
     print(bubble_markdown(results))
-    if not options.quick:
+    if not (options.quick or options.environment_latency):
         print("\n" + many_markdown(simulate_many(options.replicas)))
     print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)
 

@@ -5,12 +5,11 @@ token boundary, is the system's own.
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+from async_waits import Waits
 from torch import nn
 
 from cosmos_algos import GrpoConfig
@@ -134,16 +133,21 @@ class Later:
 class PacedDecoder:
     """A `Decoder` that gives every request a token each ``step_s(width)`` seconds.
 
-    A response ends at the length that the workload has for its prompt and place in the group.
+    A turn ends at the length that the workload has for its prompt and place in the group.
+
+    Args:
+        system: speed and lengths.
+        diary: of what it does.
+        waits: of what samples wait for while it does nothing.
     """
 
-    def __init__(self, system: SystemConfig, diary: Diary) -> None:
+    def __init__(self, system: SystemConfig, diary: Diary, waits: Waits) -> None:
         self._system = system
         self._diary = diary
+        self._waits = waits
         self._version = 0
         self._weights: dict[str, torch.Tensor] = {}
         self._left: dict[str, tuple[GenerationRequest, int]] = {}
-        self._scoring = _Scoring()
         self._is_busy = False
 
     @property
@@ -156,21 +160,12 @@ class PacedDecoder:
         """Token ids are below this."""
         return 1 << 20
 
-    @contextmanager
-    def scoring(self) -> Generator[None]:
-        """Say that a sample is being scored."""
-        self._scoring.enter(time.monotonic())
-        try:
-            yield
-        finally:
-            self._scoring.leave(time.monotonic())
-
     def admit(self, requests: Sequence[GenerationRequest]) -> None:
         """Start these requests with the next step."""
         for request in requests:
-            _, _, ordinal, _, sibling = request.request_id.split(".")
-            length = self._system.lengths.length(int(ordinal), int(sibling))
-            self._left[request.request_id] = (request, length)
+            _, _, ordinal, _, sibling, *later = request.request_id.split(".")
+            turns = self._system.turns(int(ordinal), int(sibling))
+            self._left[request.request_id] = (request, turns[int(later[0]) if later else 0])
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget these requests."""
@@ -224,39 +219,8 @@ class PacedDecoder:
         """Account for the time since the last step if there was nothing left to do then."""
         now = time.monotonic()
         if not self._is_busy and now > self._diary.until_s:
-            for activity, end_s in self._scoring.split(self._diary.until_s, now):
+            for activity, end_s in self._waits.split(self._diary.until_s, now):
                 self._diary.note(activity, end_s, version=self._version)
-
-
-class _Scoring:
-    """When samples were being scored."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._since = 0.0
-        self._times: list[tuple[float, float]] = []
-
-    def enter(self, now: float) -> None:
-        if not self._count:
-            self._since = now
-        self._count += 1
-
-    def leave(self, now: float) -> None:
-        self._count -= 1
-        if not self._count:
-            self._times.append((self._since, now))
-
-    def split(self, start_s: float, end_s: float) -> Iterator[tuple[Activity, float]]:
-        """Divide idle time: with samples being scored, or with none given."""
-        times = [*self._times, (self._since, end_s)] if self._count else self._times
-        self._times = []
-        for begun, done in times:
-            begun, done = max(begun, start_s), min(done, end_s)
-            if begun < done:
-                yield "gated_staleness", begun
-                yield "reward_wait", done
-                start_s = done
-        yield "gated_staleness", end_s
 
 
 class PacedTrainer:
@@ -352,20 +316,3 @@ class PacedTrainer:
         if self._free_s > self._diary.until_s:
             sleep_until(self._free_s)
             self._diary.note("push_exposed", self._free_s, version=self.version)
-
-
-class TimedScorer:
-    """The reward pool, with the time that scores take in the decoder's diary."""
-
-    def __init__(self, pool: Any, decoder: PacedDecoder) -> None:
-        self._pool = pool
-        self._decoder = decoder
-
-    async def score(self, sample: Any) -> Any:
-        """Score a sample as the pool does."""
-        with self._decoder.scoring():
-            return await self._pool.score(sample)
-
-    async def score_group(self, samples: Any, outcomes: Any) -> Any:
-        """Add what depends on the whole group, as the pool does."""
-        return await self._pool.score_group(samples, outcomes)

@@ -18,6 +18,7 @@ COLOURS = {
     "swap": "#e45756",
     "wait_data": "#f2e9dc",
     "gated_staleness": "#f2e9dc",
+    "env_wait": "#eeca3b",
     "reward_wait": "#eeca3b",
 }
 _SHOWN_S = 6.0
@@ -131,10 +132,13 @@ def bubble_markdown(results: Sequence[Result]) -> str:
         for name in (SYNC_COLOCATED, SYNC)
         if name in by_arm
     }
-    parts = [_table(by_arm, _columns(baselines)), _table(by_arm, _detail())]
+    columns = _columns(baselines)
+    if any(result.predicted.environment_wait for result in results):
+        columns.append(("waits for the environment", lambda r, f: f.environment_wait, _percent))
+    parts = [_table(by_arm, columns), _table(by_arm, _detail())]
     if DEFAULT in by_arm:
         parts.append(_goals(by_arm[DEFAULT]))
-        parts.append(_simulated_beside_real(by_arm))
+    parts.append(_simulated_beside_real(by_arm))
     return "\n\n".join(parts)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from async_arms import Job
-from async_paced import Diary, PacedDecoder, PacedTrainer, PacedWeights, TimedScorer
+from async_paced import Diary, PacedDecoder, PacedTrainer, PacedWeights
+from async_waits import SlowEnvironment, TimedScorer, Waits
 
 from cosmos_app.control_files import read_address
 from cosmos_app.parent import die_with_parent
@@ -41,18 +42,21 @@ def open_job(job: Job) -> RunContext:
 
 async def roll_out(job: Job, context: RunContext, replica: str, pool: Any) -> Diary:
     """Run a rollout replica until it is told to stop."""
-    diary = Diary("rollout", replica)
-    decoder = PacedDecoder(job.system, diary)
+    diary, waits = Diary("rollout", replica), Waits()
+    decoder = PacedDecoder(job.system, diary, waits)
     source = ReceivedWeights(context.recipe.weight_sync)
     engine = InProcessEngine(
         decoder,
         source=PacedWeights(source, job.system),
         max_running=job.system.speed.max_running,
     )
-    scorer: Any = TimedScorer(pool, decoder)
+    scorer: Any = TimedScorer(pool, waits)
+    environment = None
+    if job.system.environment_s:
+        environment = SlowEnvironment(job.system, context.recipe.seed, waits)
     try:
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
-            parts = ReplicaParts(engine=engine, pool=scorer, environment=None)
+            parts = ReplicaParts(engine=engine, pool=scorer, environment=environment)
             await RolloutProcess(context, bus, replica, parts).run()
     finally:
         await engine.aclose()

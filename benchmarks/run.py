@@ -67,6 +67,12 @@ PARTS = (
         quick=("--task", "chains", "--quick"),
     ),
     Part(name="async", file="async_bubbles", arguments=("--figure", str(HERE / "async.png"))),
+    Part(
+        name="async-environment",
+        file="async_bubbles",
+        arguments=("--environment-latency", "0.5"),
+        quick=("--environment-latency", "0.5", "--quick"),
+    ),
     Part(name="weightsync", quick=("--mib", "16", "--rounds", "2", "--without-peers")),
     Part(
         name="weightsync-mixture",

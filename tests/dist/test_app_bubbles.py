@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forked_runs import preloader
@@ -17,18 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_real_runs_keep_the_bound_and_give_what_their_simulation_gives(tmp_path: Path) -> None:
     """Times are not asserted, the machine may be busy; everything else holds at any speed."""
-    numbers = tmp_path / "numbers.json"
-    script = ROOT / "benchmarks" / "async_bubbles.py"
-    options = ["--quick", "--out", str(tmp_path / "out"), "--json", str(numbers)]
-    done = subprocess.run(
-        [sys.executable, str(script), *options],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", PRELOADER: preloader()},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    synchronous, default = json.loads(numbers.read_text())
+    done, results = measured(tmp_path)
+    synchronous, default = results
     assert [synchronous["arm"], default["arm"]] == ["sync, disaggregated", "depth 2, bound 4"]
     for result, bound in ((synchronous, 0), (default, 4)):
         real = result["real"]
@@ -39,4 +30,33 @@ def test_real_runs_keep_the_bound_and_give_what_their_simulation_gives(tmp_path:
         assert 0 <= real["policy_idle"] < 1
         assert 0 < real["swap_ms"]["p50"] <= real["swap_ms"]["max"]
     assert synchronous["real"]["step_s"] > default["predicted"]["step_s"]
-    assert "| sync, disaggregated |" in done.stdout
+    assert "| sync, disaggregated |" in done
+
+
+def test_a_real_run_with_an_environment_waits_for_it_as_its_simulation_does(tmp_path: Path) -> None:
+    """An answer takes a second, so that engines with 24 samples wait for some of their time."""
+    done, (result,) = measured(tmp_path, "--environment-latency", "1")
+    assert result["arm"] == "depth 2, bound 4, environment 1 s"
+    real, predicted = result["real"], result["predicted"]
+    assert real["steps"] >= 2
+    assert real["dropped"] == 0
+    assert real["staleness_first"]["max"] <= 4
+    assert real["step_s"] > 1.5 * result["bound_s"]
+    assert min(real["environment_wait"], predicted["environment_wait"]) > 0.02
+    assert "| waits for the environment |" in done
+
+
+def measured(folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
+    """Run the benchmark in its smallest form; return what it printed and its numbers."""
+    numbers = folder / "numbers.json"
+    script = ROOT / "benchmarks" / "async_bubbles.py"
+    options = ["--quick", "--out", str(folder / "out"), "--json", str(numbers), *arguments]
+    done = subprocess.run(
+        [sys.executable, str(script), *options],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", PRELOADER: preloader()},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads(numbers.read_text())

@@ -33,16 +33,19 @@ from vllm.v1.worker import cpu_worker
 sys.modules |= dict.fromkeys(("numba", "llvmlite"))
 from vllm_families import register_here
 
+from cosmos_rollout.engines.vllm_arguments import cpu_arguments
+
 def serve(name, path, prompts):
     folder = pathlib.Path(path)
     register_here(folder)
     held = json.loads((folder.parent / "held.json").read_text())
     shown = max(len(prompt.get("images", ())) for prompt in prompts)
+    # a state is computed in bfloat16 alone
+    dtype = "bfloat16" if name.startswith("qwen3_5") else "float32"
     engine = LLM(
         model=path, skip_tokenizer_init=not (folder / "tokenizer.json").exists(),
         enforce_eager=True, max_num_seqs=4,
-        # a state is computed in bfloat16 alone
-        dtype="bfloat16" if name.startswith("qwen3_5") else "float32",
+        dtype=dtype, attention_backend=cpu_arguments(folder, dtype).get("attention_backend"),
         kv_cache_memory_bytes=32 << 20, max_model_len=held["context_length"],
         logprobs_mode="raw_logprobs", max_logprobs=-1,
         limit_mm_per_prompt={"image": shown, "video": 0},

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -199,7 +200,7 @@ async def test_a_standby_goes_on_where_a_killed_controller_was_which_can_write_n
     assert made.steps == list(range(len(made.steps))), "each step once, in order"
 
 
-async def test_a_controller_started_by_hand_beside_a_live_one_stands_by(
+async def test_a_controller_by_hand_beside_a_live_one_stands_by_and_a_fenced_one_does_again(
     live: ControllerProcess,
 ) -> None:
     first = live.start()
@@ -213,13 +214,18 @@ async def test_a_controller_started_by_hand_beside_a_live_one_stands_by(
         await until_step(made, before + 2)
         assert (await made.bus.read_status())["epoch"] == 2
         os.kill(first.pid, signal.SIGCONT)
+        await until_step(made, made.steps[-1] + 2)  # as it finds that it is fenced, and stands by
+        os.kill(second.pid, signal.SIGKILL)
+        second.wait()
+        await until_step(made, made.steps[-1] + 3)
+        assert (await made.bus.read_status())["epoch"] == 3
         stopped = await command("stop", str(live.run.path), "--wait", "60")
         assert stopped.exit_code == 0, stopped.output
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*tasks)
-    assert await asyncio.to_thread(second.wait, DEADLINE_S) == 0
-    assert await asyncio.to_thread(first.wait, DEADLINE_S) != 0
-    assert "another controller has taken over" in (live.run.logs / "controller.log").read_text()
+    assert await asyncio.to_thread(first.wait, DEADLINE_S) == 0
+    said = (live.run.logs / "controller.log").read_text()
+    assert re.search("another controller has taken over .*; this one stops, and stands by", said)
     assert made.steps == list(range(len(made.steps))), "each step once, in order"
 
 

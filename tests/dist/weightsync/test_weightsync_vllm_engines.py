@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
@@ -37,10 +38,24 @@ def test_an_updated_engine_is_a_fresh_one(engines, family):
     check(engines.ask("check", family=family))
 
 
+def test_an_updated_engine_is_a_fresh_one_in_bfloat16(engines):
+    """Small matrices and experts are packed for AMX then, where there is AMX."""
+    check(engines.ask("check", family="qwen3-moe", dtype="bfloat16"))
+
+
 @pytest.mark.parametrize("kind", ["fp8", "mxfp8", "nvfp4"])
 def test_an_engine_serves_what_the_sender_quantised(engines, kind):
     """FP8 by rows; the others by vLLM's own emulation, as it has no kernels for a CPU."""
-    check(engines.ask("check_quantised", kind=kind))
+    check(engines.ask("check_quantised", kind=kind, family="llama3"))
+
+
+@pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="vLLM's kernels for a CPU are of AMX"
+)
+@pytest.mark.parametrize("model", ["llama3", "qwen3-moe", "deepseek-v3"])
+def test_an_engine_serves_blocks_of_fp8(engines, model):
+    """Of matrices, of experts, and of latent attention, whose scales vLLM works into others."""
+    check(engines.ask("check_quantised", kind="fp8-block", family=f"{model}-of-blocks"))
 
 
 def check(found: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
@@ -26,6 +27,8 @@ ONE_WORKER = [
     *("deepseek-v3", "moonlight", "mistral", "gemma", "gemma2", "gemma3", "phi2", "phi3"),
     *("gpt-oss", "qwen3.5", "qwen3.5-moe", "muse-glimmer", "kimi-2.5"),
 ]
+# Processors with AMX pack small matrices, experts and latent attention in bfloat16 alone.
+HALF = ["qwen2.5", "qwen3-moe", "deepseek-v3"]
 # Split heads, one key/value head for two workers, fused checkpoints, latent attention, experts.
 TWO_WORKERS = ["llama3", "llama-one-kv-head", "phi3", "qwen3-moe", "deepseek-v3", "gpt-oss"]
 # Two experts of three matrices that the other worker has: in two layers, in one (the first of
@@ -80,6 +83,13 @@ def test_one_worker_holds_what_a_fresh_load_holds(one_worker, family):
     assert answer["num_bytes"] == answer["all_bytes"]
 
 
+@pytest.mark.parametrize("family", HALF)
+def test_one_worker_holds_it_in_bfloat16(one_worker, family):
+    (answer,) = one_worker.check(family, dtype="bfloat16")
+    check_exact(answer)
+    assert answer["whole"] == {}
+
+
 @pytest.mark.parametrize("family", TWO_WORKERS)
 def test_two_workers_hold_their_halves(two_workers, family):
     answers = two_workers.check(family)
@@ -92,6 +102,18 @@ def test_two_workers_hold_their_halves(two_workers, family):
     zeroed = [f"model.layers.{layer}.mlp.experts.down_proj_bias" for layer in range(2)]
     expected = [[], zeroed if family == "gpt-oss" else []]
     assert [sorted(answer["whole"]) for answer in answers] == expected
+
+
+@pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="vLLM's kernels for a CPU are of AMX"
+)
+@pytest.mark.parametrize("family", ["llama3", "qwen3-moe", "deepseek-v3"])
+def test_two_workers_hold_their_halves_of_blocks_of_fp8(two_workers, family):
+    """A block's scale goes where the block goes; both workers need one that they share."""
+    for answer in two_workers.check(f"{family}-of-blocks", dtype="bfloat16"):
+        check_exact(answer)
+        assert answer["num_bytes"] < 0.65 * answer["all_bytes"]
+        assert answer["whole"] == {}
 
 
 @pytest.mark.parametrize(("family", "num_unused"), WHOLE_EXPERTS.items())
@@ -127,9 +149,13 @@ def test_a_worker_fetches_only_what_changed(one_worker, family):
     assert 0 < answer["part"] < answer["whole"] / 5
 
 
-def test_modules_to_which_nothing_is_sent_can_be_kept(one_worker):
-    (answer,) = one_worker.check("qwen3", part="layers.1.")
+@pytest.mark.parametrize(
+    ("family", "part", "num_tensors"),
+    [("qwen3", "layers.1.", 11), ("deepseek-v3", "layers.1.mlp.", 17)],
+)
+def test_modules_to_which_nothing_is_sent_can_be_kept(one_worker, family, part, num_tensors):
+    (answer,) = one_worker.check(family, part=part)
     assert "error" not in answer, json.dumps(answer)
     assert answer["num_different_before"] > 0
     assert answer["different"] == []
-    assert answer["num_tensors"] == 11
+    assert answer["num_tensors"] == num_tensors

@@ -1,16 +1,16 @@
 """A real vLLM serves FP8 weights that were quantised on the sender.
 
-Rowwise only: on CPU, vLLM's kernels for blocks need AMX, and it has none for MXFP8 or NVFP4.
+On CPU, vLLM's kernels for blocks need AMX, and it has none for MXFP8 or NVFP4.
 """
 
 import json
 
 import pytest
 import torch
-from rows_of_fp8 import ROWS_OF_FP8
+from layers_of_fp8 import BLOCKS_OF_FP8, ROWS_OF_FP8
 
 from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSender, shards_of
-from cosmos_weightsync.encodings import Cast, RowwiseFp8, encode
+from cosmos_weightsync.encodings import BlockFp8, Cast, RowwiseFp8, encode
 
 pytest.importorskip("vllm")
 transformers = pytest.importorskip("transformers")
@@ -36,11 +36,22 @@ SIZES = {
 PROMPT = [1, 2, 3, 4]
 
 
-def test_vllm_says_what_the_dequantised_model_says(start, tmp_path):
+ROWS = (RowwiseFp8(names=("*_proj.weight",)), ROWS_OF_FP8)
+BLOCKS = (BlockFp8(names=("*_proj.weight",)), BLOCKS_OF_FP8)
+WITH_AMX = pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="vLLM's kernels for a CPU are of AMX"
+)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [pytest.param(*ROWS, id="rows"), pytest.param(*BLOCKS, id="blocks", marks=WITH_AMX)],
+)
+def test_vllm_says_what_the_dequantised_model_says(start, tmp_path, encoding, words):
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model("llama", **SIZES)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    rules = [RowwiseFp8(names=("*_proj.weight",)), Cast(dtype="bfloat16")]
+    rules = [encoding, Cast(dtype="bfloat16")]
     with WeightSender(encode(shards_of(model), rules)) as sender:
         sender.publish(1)
         with WeightReceiver([sender.endpoint], config=ReceiverConfig(transport="tcp")) as receiver:
@@ -51,7 +62,7 @@ def test_vllm_says_what_the_dequantised_model_says(start, tmp_path):
         **config.to_dict(),
         "architectures": ["LlamaForCausalLM"],
         "dtype": "bfloat16",
-        "quantization_config": ROWS_OF_FP8,
+        "quantization_config": words,
     }
     (tmp_path / "config.json").write_text(json.dumps(described))
     setup = {"model": str(tmp_path), "prompt": PROMPT, "num_tokens": 8}
@@ -59,9 +70,12 @@ def test_vllm_says_what_the_dequantised_model_says(start, tmp_path):
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            scales = received.get(f"{name}_scale")
+            scales = received.get(f"{name}{encoding.scale_suffix}")
             values = received[name].float()
-            parameter.copy_((values if scales is None else values * scales).bfloat16())
+            if scales is not None:
+                sides = (1, values.shape[1]) if scales.shape[1] == 1 else (128, 128)
+                values *= torch.kron(scales, torch.ones(sides))
+            parameter.copy_(values.bfloat16())
         model = model.bfloat16().eval()
         tokens = torch.tensor([PROMPT])
         for _ in range(8):

@@ -18,43 +18,28 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # The engine in this process
 
 import torch
 import xxhash
-from rows_of_fp8 import ROWS_OF_FP8
-from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.model_executor.kernels.linear.mxfp8.emulation import EmulationMxfp8LinearKernel
 from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
 from vllm.platforms import PlatformEnum
-from vllm_families import register_here, write_checkpoint
+from vllm_families import dtype_of, register_here, write_checkpoint
+from vllm_quantised import quantised, write_quantised
 
-from cosmos_weightsync import Shard, WeightReceiver, WeightSender, checkpoint_shards, shards_of
-from cosmos_weightsync.encodings import Cast, EncodedShards, MxFp8, NvFp4, RowwiseFp8, encode
+from cosmos_weightsync import Shard, WeightSender, checkpoint_shards
+from cosmos_weightsync.encodings import EncodedShards
 from cosmos_weightsync.integrations.vllm import engine_arguments
 
 torch.set_num_threads(1)
 SETUP: dict[str, Any] = json.loads(sys.argv[1])
 PROMPTS = [[1, 2, 3], [40, 50, 60, 70], [7] * 9]
-LINEAR = ("*_proj.weight",)
-QUANTISED: dict[str, tuple[RowwiseFp8 | MxFp8 | NvFp4, dict[str, Any]]] = {
-    "fp8": (RowwiseFp8(names=LINEAR), ROWS_OF_FP8),
-    "mxfp8": (MxFp8(names=LINEAR), {"quant_method": "mxfp8", "ignored_layers": ["lm_head"]}),
-    "nvfp4": (
-        NvFp4(names=LINEAR),
-        {
-            "quant_method": "modelopt",
-            "quant_algo": "NVFP4",
-            "group_size": 16,
-            "ignore": ["lm_head"],
-        },
-    ),
-}
 
 
 class Engine:
     """One engine at a time, from its start to its end."""
 
-    def __init__(self, folder: Path, dtype: str = "float32") -> None:
+    def __init__(self, folder: Path, dtype: str) -> None:
         register_here(folder)
         self.llm = LLM(
             model=str(folder),
@@ -117,14 +102,15 @@ def digests(model: torch.nn.Module) -> dict[str, str]:
     }
 
 
-def check(family: str) -> dict[str, Any]:
-    folder = Path(SETUP["folder"]) / family
+def check(family: str, dtype: str = "") -> dict[str, Any]:
+    folder = Path(SETUP["folder"]) / f"{family}{dtype}"
     old, new = folder / "a", folder / "b"
     write_checkpoint(family, 0, old)
     write_checkpoint(family, 1, new)
-    with Engine(new) as engine:
+    dtype = dtype or dtype_of(family)
+    with Engine(new, dtype) as engine:
         fresh = engine.outcome()
-    with Engine(old) as engine:
+    with Engine(old, dtype) as engine:
         before = engine.outcome()
         shards = checkpoint_shards(new)
         report = engine.take(shards)
@@ -134,11 +120,11 @@ def check(family: str) -> dict[str, Any]:
     return {"fresh": fresh, "before": before, "after": after, "report": report, "unused": unused}
 
 
-def check_quantised(kind: str) -> dict[str, Any]:
+def check_quantised(kind: str, family: str) -> dict[str, Any]:
     """The same with weights that the sender quantises."""
-    folder = Path(SETUP["folder"]) / kind
+    folder = Path(SETUP["folder"]) / f"{family}-{kind}"
     for seed, name in enumerate(["a", "b"]):
-        write_checkpoint("llama3", seed, folder / name)
+        write_checkpoint(family, seed, folder / name)
         write_quantised(kind, folder / name, folder / f"{name}-{kind}")
     with Engine(folder / f"b-{kind}", "bfloat16") as engine:
         fresh = engine.outcome()
@@ -147,29 +133,6 @@ def check_quantised(kind: str) -> dict[str, Any]:
         report = engine.take(quantised(kind, folder / "b"))
         after = engine.outcome()
     return {"fresh": fresh, "before": before, "after": after, "report": report, "unused": 0}
-
-
-def quantised(kind: str, folder: Path) -> EncodedShards:
-    """What a sender publishes of a checkpoint, with the scales of activations that NVFP4 wants."""
-    shards = checkpoint_shards(folder)
-    names = [shard.spec.name for shard in shards if "_proj.weight" in shard.spec.name]
-    scales = {name.replace("weight", "input_scale"): torch.tensor(2.0**-9) for name in names}
-    more = shards_of(scales.items()) if kind == "nvfp4" else ()
-    return encode([*shards, *more], [QUANTISED[kind][0], Cast(dtype="bfloat16")])
-
-
-def write_quantised(kind: str, folder: Path, into: Path) -> None:
-    """The same as a checkpoint that vLLM loads by itself."""
-    with WeightSender(quantised(kind, folder)) as sender:
-        sender.publish(1)
-        with WeightReceiver([sender.endpoint]) as receiver:
-            receiver.stage(1)
-            received = {s.spec.name: s.tensor.clone() for s in receiver.staged_shards()}
-    into.mkdir()
-    save_file(received, into / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    described = {**config, "dtype": "bfloat16", "quantization_config": QUANTISED[kind][1]}
-    (into / "config.json").write_text(json.dumps(described))
 
 
 def reply(answer: dict[str, Any]) -> None:

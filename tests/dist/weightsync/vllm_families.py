@@ -40,8 +40,8 @@ LATENT = {
     "q_lora_rank": None,
     "kv_lora_rank": 512,  # 512 + 64: the one width that latent attention has a kernel for.
     "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
+    "qk_nope_head_dim": 32,  # What AMX multiplies at once.
+    "v_head_dim": 32,
     "head_dim": 64,
     "n_routed_experts": 4,
     "n_shared_experts": 1,
@@ -80,6 +80,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_head": 4, "n_layer": 2, "tie_word_embeddings": True}),
     "gpt-oss": ("gpt_oss", {"intermediate_size": 128, "num_local_experts": 4}),
 }
+_BLOCKS = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+}
+_LATENT_BLOCKS = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "q_lora_rank": 128,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+OF_BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3": ("llama", _BLOCKS),
+    "qwen3-moe": ("qwen3_moe", {**FAMILIES["qwen3-moe"][1], **_BLOCKS}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, **_BLOCKS, **_LATENT_BLOCKS}),
+}
+"""The same with matrices that two workers can cut into blocks of 128 by 128, as FP8 scales them."""
+FAMILIES.update({f"{family}-of-blocks": options for family, options in OF_BLOCKS.items()})
 STATES = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -119,6 +142,13 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"vision_config": _EYES, "projection_hidden_size": 32},
     ),
 }
+
+
+def dtype_of(family: str) -> str:
+    """Float32; bfloat16 of latent attention on a CPU with AMX, whose kernels know no other."""
+    options = FAMILIES[family][1] if family in FAMILIES else SEEING[family][1]
+    is_latent = "kv_lora_rank" in options
+    return "bfloat16" if is_latent and torch.cpu._is_amx_tile_supported() else "float32"
 
 
 def _seeing(family: str) -> torch.nn.Module:

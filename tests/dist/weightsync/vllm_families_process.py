@@ -22,7 +22,8 @@ from vllm.distributed import init_distributed_environment, initialize_model_para
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.worker import cpu_model_runner
-from vllm_families import register_here, write_checkpoint
+from vllm_families import dtype_of, register_here, write_checkpoint
+from vllm_quantised import write_quantised
 
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.integrations.vllm import register
@@ -34,19 +35,25 @@ SETUP: dict[str, Any] = json.loads(sys.argv[1])
 
 
 def new_checkpoint(family: str, seed: int, folder: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint that rank 0 writes for all."""
-    if SETUP["rank"] == 0:
+    """A checkpoint that rank 0 writes for all; in FP8 of a family that has blocks for it."""
+    if SETUP["rank"] == 0 and family.endswith("-of-blocks"):
+        plain = folder.with_name(f"{folder.name}-plain")
+        write_checkpoint(family, seed, plain)
+        write_quantised("fp8-block", plain, folder)
+    elif SETUP["rank"] == 0:
         write_checkpoint(family, seed, folder)
     torch.distributed.barrier()
     return load_file(folder / "model.safetensors")
 
 
-def build(folder: Path, *, expert_parallel: bool) -> tuple[torch.nn.Module, VllmConfig]:
+def build(
+    folder: Path, *, dtype: str = "float32", expert_parallel: bool = False
+) -> tuple[torch.nn.Module, VllmConfig]:
     register_here(folder)
     config = EngineArgs(
         model=str(folder),
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=dtype,
         enforce_eager=True,
         max_model_len=256,
         kv_cache_memory_bytes=16 << 20,
@@ -70,10 +77,12 @@ def differences(found: torch.nn.Module, wanted: torch.nn.Module) -> list[str]:
             mine = tensors_of(one).get(name)
             if mine is None or not torch.equal(mine, value):
                 different.append(f"{path}.{name}")
-        if callable(getattr(other, "cpu_linear", None)):
+        is_called = not getattr(other, "_cpu_skip_gemm_dispatch", False)
+        if is_called and callable(getattr(other, "cpu_linear", None)):
             widths = ("input_size_per_partition", "input_size", "embedding_dim")
             width = next(getattr(other, name) for name in widths if hasattr(other, name))
             x = torch.linspace(-1, 1, 3 * width).reshape(3, width)
+            x = x.to(getattr(other, "params_dtype", torch.float32))
             outcomes = [module.cpu_linear(x, module.weight, None) for module in (one, other)]
             if not torch.equal(*outcomes):
                 different.append(f"{path}.cpu_linear")
@@ -81,23 +90,27 @@ def differences(found: torch.nn.Module, wanted: torch.nn.Module) -> list[str]:
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, buffers, and tensors that are neither."""
-    own = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+    """Parameters, buffers, and tensors that are neither, those of attention's kernels too."""
+    plain = {**vars(module), **vars(getattr(module, "impl", object))}
+    own = {name: value for name, value in plain.items() if isinstance(value, torch.Tensor)}
     own.update(module.named_parameters(recurse=False, remove_duplicate=False))
     own.update(module.named_buffers(recurse=False, remove_duplicate=False))
     return own
 
 
-def check(family: str, *, expert_parallel: bool = False, part: str = "") -> dict[str, Any]:
+def check(
+    family: str, *, dtype: str = "", expert_parallel: bool = False, part: str = ""
+) -> dict[str, Any]:
     """Load A, send B (or only those tensors of B that have ``part`` in their names)."""
-    folder = Path(SETUP["folder"]) / f"{family}{part}"
+    folder = Path(SETUP["folder"]) / f"{family}{part}{dtype}"
+    how = {"dtype": dtype or dtype_of(family), "expert_parallel": expert_parallel}
     old = new_checkpoint(family, 0, folder / "a")
     tensors = new_checkpoint(family, 1, folder / "b")
     if part:
         tensors = {name: tensor for name, tensor in tensors.items() if part in name}
         save_file({**old, **tensors}, folder / "b" / "model.safetensors", {"format": "pt"})
-    model, config = build(folder / "a", expert_parallel=expert_parallel)
-    fresh, _ = build(folder / "b", expert_parallel=expert_parallel)
+    model, config = build(folder / "a", **how)
+    fresh, _ = build(folder / "b", **how)
     before = differences(model, fresh)
     engine = CosmosWeightTransferEngine(
         WeightTransferConfig(backend="cosmos"), config, torch.device("cpu"), model
@@ -131,7 +144,7 @@ def check_reuse(family: str) -> dict[str, Any]:
     tensors = new_checkpoint(family, 0, folder / "a")
     (folder / "b").mkdir()
     (folder / "b" / "config.json").write_text((folder / "a" / "config.json").read_text())
-    model, config = build(folder / "a", expert_parallel=False)
+    model, config = build(folder / "a")
     engine = CosmosWeightTransferEngine(
         WeightTransferConfig(backend="cosmos"), config, torch.device("cpu"), model
     )
@@ -153,7 +166,7 @@ def check_reuse(family: str) -> dict[str, Any]:
             if version == 1:
                 save_file(tensors, folder / "b" / "model.safetensors", {"format": "pt"})
         engine.shutdown()
-    fresh, _ = build(folder / "b", expert_parallel=False)
+    fresh, _ = build(folder / "b")
     different = differences(model, fresh)
     return {"family": family, "different": different, "whole": crossed[0], "part": crossed[1]}
 

@@ -59,6 +59,15 @@ def test_goals_show_the_worst_run_beside_the_median():
     assert "| simulated step within 10 % | 20.0 % | 20.0 % |" in table
 
 
+def test_runs_with_an_environment_tell_how_long_engines_waited_for_it():
+    waited = replace(FOUND, environment_wait=0.125)
+    found = Result(arm="slow", seed=0, bound_s=1.0, real=FOUND, predicted=waited)
+    head, _, row = bubble_markdown([found]).splitlines()[:3]
+    assert head.endswith("| waits for the environment |")
+    assert row.endswith("| 0.0 % · 12.5 % |")
+    assert "environment" not in bubble_markdown([result(DEFAULT, 1.2)])
+
+
 def test_all_arms_have_the_same_devices_and_work():
     found = arms(0)
     assert len(found) == 9
@@ -69,3 +78,13 @@ def test_all_arms_have_the_same_devices_and_work():
         assert system.slots * system.rollouts >= arm.control.groups_per_step
         assert system.lengths == found[DEFAULT].system.lengths
         assert arm.bound_s == pytest.approx(found[DEFAULT].system.train_s)
+
+
+def test_arms_with_an_environment_differ_from_the_default_by_it_and_by_what_is_in_flight():
+    default = arms(0)[DEFAULT]
+    first, more, most = arms(0, 0.5).values()
+    assert first.name == "depth 2, bound 4, environment 0.5 s"
+    assert first.system == replace(default.system, environment_s=0.5)
+    assert (first.control, first.bound_s) == (default.control, default.bound_s)
+    assert (more.system.slots, more.control) == (9, default.control)
+    assert (most.system.slots, most.control.staleness.depth) == (12, 3)

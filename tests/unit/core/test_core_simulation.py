@@ -240,7 +240,9 @@ def test_a_system_that_stands_still_says_what_it_waits_for() -> None:
         simulate(config, SIMPLE, steps=1)
 
 
-@pytest.mark.parametrize("wrong", [{"rollouts": 0}, {"slots": 0}, {"train_s": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"rollouts": 0}, {"slots": 0}, {"train_s": -1.0}, {"environment_s": -1.0}]
+)
 def test_impossible_systems_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}"):
         SystemConfig(**wrong)  # pyright: ignore[reportArgumentType]

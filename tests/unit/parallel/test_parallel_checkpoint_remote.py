@@ -104,7 +104,7 @@ class AddOnly(MemoryFileSystem):
     rm_file = rm
 
 
-def test_a_store_that_deletes_nothing_keeps_all_that_is_saved():
+def test_a_store_that_deletes_nothing_keeps_all_that_is_saved_and_it_is_said_once(caplog):
     fsspec.register_implementation("addonly", AddOnly, clobber=True)
     url = f"addonly://{uuid.uuid4().hex}/run"
     files = AddOnly()
@@ -119,6 +119,10 @@ def test_a_store_that_deletes_nothing_keeps_all_that_is_saved():
     assert store.load(make_learner(seed=1)).step == 2
     assert store.load(make_learner(seed=1), 1).extra == b"1"
     store.close()
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{url}/step-" in said
+    assert "AccessDenied" in said
+    assert "rule of the store" in said
 
 
 def test_a_short_object_is_refused(store, files):

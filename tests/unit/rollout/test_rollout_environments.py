@@ -36,7 +36,12 @@ from cosmos_rollout import (
     PromptTooLongError,
     Scored,
 )
+from cosmos_rollout.metered import MeteredEngine
 from cosmos_rollout.playing import EnvironmentPlayer, GroupPlan
+
+
+def metered(engine):
+    return MeteredEngine(engine, lambda: None)
 
 
 class Echo:
@@ -230,7 +235,7 @@ def test_a_tokenizer_without_a_chat_template_is_known_at_the_start():
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(PromptDataError, match="needs a tokenizer whose chat template"):
-        EnvironmentPlayer(engine_of(says("a")), tokenizer, Echo(), EpisodeLimits())
+        EnvironmentPlayer(metered(engine_of(says("a"))), tokenizer, Echo(), EpisodeLimits())
 
 
 class Odd(Echo):
@@ -290,10 +295,21 @@ async def test_an_environment_without_tools_shows_those_of_the_row():
     row = PromptRow(prompt_id="r", messages=turns, tools=({"name": "look"},))
     plan = GroupPlan(row=row, name="g", seed=1, samplings=(SAMPLING,))
     engine = engine_of(says("done"))
-    player = EnvironmentPlayer(engine, TOKENIZER, Echo(), EpisodeLimits())
+    player = EnvironmentPlayer(metered(engine), TOKENIZER, Echo(), EpisodeLimits())
     ((_, episode),) = [played async for played in player.play(plan)]
     await engine.aclose()
     assert '[{"name": "look"}]' in TOKENIZER.decode(episode.token_ids.tolist())
+
+
+async def test_an_episode_is_counted_from_its_first_turn_until_its_environment_is_done():
+    counts: list[tuple[int, int]] = []
+    engine = engine_of(says("a", "b"))
+    meter = MeteredEngine(engine, lambda: counts.append((meter.num_requests, meter.num_episodes)))
+    player = EnvironmentPlayer(meter, TOKENIZER, Echo(), EpisodeLimits(max_turns=2))
+    plan = GroupPlan(row=ROW, name="g", seed=1, samplings=(SAMPLING,))
+    assert [index async for index, _ in player.play(plan)] == [0]
+    await engine.aclose()
+    assert counts == [(0, 1), (1, 1), (0, 1), (1, 1), (0, 1), (0, 0)]
 
 
 async def test_siblings_play_their_turns_beside_one_another():
@@ -306,7 +322,7 @@ async def test_siblings_play_their_turns_beside_one_another():
         return spelled("a" * 20)[position], -1.0
 
     engine = engine_of(script)
-    player = EnvironmentPlayer(engine, TOKENIZER, Echo(), EpisodeLimits(max_turns=3))
+    player = EnvironmentPlayer(metered(engine), TOKENIZER, Echo(), EpisodeLimits(max_turns=3))
     plan = GroupPlan(row=ROW, name="g", seed=1, samplings=(SAMPLING,) * 4)
     async with asyncio.timeout(60):
         played = [each async for each in player.play(plan)]

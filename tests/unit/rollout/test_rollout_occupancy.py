@@ -13,7 +13,8 @@ def test_a_replica_that_worked_waited_and_stalled():
     occupancy.account(groups=2, requests=4, now=13.0)
     occupancy.read(400, now=13.0)  # 300 tokens in 1 s: the peak
     occupancy.stalled(0.5, now=13.75)
-    occupancy.account(groups=1, requests=0, now=14.0)
+    occupancy.account(groups=1, requests=0, episodes=2, now=14.0)
+    occupancy.account(groups=1, requests=0, now=14.75)
     occupancy.account(groups=0, requests=0, now=16.0)
     reading = occupancy.read(500, now=20.0)
     assert reading == OccupancyReading(
@@ -21,7 +22,8 @@ def test_a_replica_that_worked_waited_and_stalled():
         seconds={
             "idle_no_work": 5.0,
             "decoding": 2.5,
-            "waiting_for_rewards": 2.0,
+            "waiting_for_environment": 0.75,
+            "waiting_for_rewards": 1.25,
             "paused_for_weights": 0.5,
         },
         slot_seconds=2 * 3.0 + 1 * 2.0,
@@ -54,6 +56,7 @@ def test_a_swap_takes_only_from_decoding_that_no_reading_has_told():
         {
             "idle_no_work": 0.0,
             "decoding": 0.8 + 0.9,
+            "waiting_for_environment": 0.0,
             "waiting_for_rewards": 1.0,
             "paused_for_weights": 0.2 + 0.1,
         }

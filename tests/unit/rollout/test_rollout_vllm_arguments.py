@@ -83,6 +83,28 @@ def test_by_default_prompts_share_their_beginnings_and_whether_to_compile_is_lef
     assert VLLMConfig(prefix_caching=False).engine_arguments()["enable_prefix_caching"] is False
 
 
+LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "v_head_dim": 128, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "backend"),
+    [
+        (LATENT, "auto", None),  # vLLM's choice: on AMX where there is AMX
+        (LATENT, "bfloat16", None),
+        (LATENT, "float32", "CPU_MLA"),
+        ({**LATENT, "dtype": "float32"}, "auto", "CPU_MLA"),
+        ({**LATENT, "v_head_dim": 48}, "auto", "CPU_MLA"),
+        ({"text_config": LATENT}, "float16", "CPU_MLA"),
+        ({"dtype": "float32", "text_config": None}, "auto", None),
+    ],
+)
+def test_latent_attention_that_amx_cannot_compute_goes_without_it(tmp_path, config, dtype, backend):
+    write(tmp_path, config=config)
+    arguments = cpu_arguments(tmp_path, dtype)
+    assert arguments.get("attention_backend") == backend
+    assert ("compilation_config" in arguments) == ("kv_lora_rank" in json.dumps(config))
+
+
 @pytest.mark.parametrize(("compiled", "is_eager"), [("auto", True), ("yes", False), ("no", True)])
 def test_on_a_cpu_nothing_is_compiled_unless_it_is_asked_for(tmp_path, compiled, is_eager):
     asked = VLLMConfig(compiled=compiled).engine_arguments()

@@ -1,5 +1,6 @@
 """A plan moves every wanted element exactly once, from a rank that holds it."""
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -179,3 +180,22 @@ def test_planning_looks_at_distinct_cuts_only():
     assert len(plan.classes) == 1
     assert plan.stats().num_pieces == 64 * 3000
     assert plan.stats().imbalance == 1.0
+
+
+def test_memory_grows_with_the_ranks_and_not_with_their_pairs():
+    """Of four times as many ranks a table of pairs would be sixteen times as large."""
+
+    def peak(num_ranks: int) -> int:
+        shape = (num_ranks, 8)
+        senders = layout([rows("w", shape, 0, num_ranks)])
+        receivers = layout(*([rows("w", shape, rank, rank + 1)] for rank in range(num_ranks)))
+        tracemalloc.start()
+        try:
+            stats = plan_transfer(senders, receivers).stats()
+            assert (stats.num_edges, stats.num_pieces) == (num_ranks, num_ranks)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(10)  # what is made once
+    assert peak(1200) < 5 * peak(300)

@@ -33,6 +33,7 @@ CURVES: Mapping[str, tuple[str, str]] = {
 }
 ROLLOUT_STATES: Mapping[str, str] = {
     "decoding_share": "generating",
+    "waiting_for_environment_share": "environment",
     "waiting_for_rewards_share": "scoring",
     "paused_for_weights_share": "swapping",
 }

@@ -9,6 +9,7 @@ remote   step-00000020.0/ is there once its manifest.json is, which is written l
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ _NOT_DELETED = (OSError, RuntimeError)  # what drivers of stores say; that of Az
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _ATTEMPT_NAME = re.compile(r"step-(\d{8,})\.(\d+)")
 _READ_BYTES = 1 << 22
+_LOG = logging.getLogger(__name__)
 
 # length of a file and the CRC-32 of its content; -1 where the store vouches for the content
 FileSum = list[int]
@@ -217,6 +219,7 @@ class RemoteFiles:
         self._url = url.rstrip("/")
         self._files: AbstractFileSystem = opened[0]
         self._root = str(opened[1]).rstrip("/")
+        self._is_said = False  # that something was not removed
 
     def steps(self) -> list[int]:
         """Return the steps of complete checkpoints, oldest first."""
@@ -309,13 +312,25 @@ class RemoteFiles:
         return bool(self._files.exists(f"{self._inside(self._url_of(step, attempt))}/{MANIFEST}"))
 
     def _remove_attempt(self, step: int, attempt: int) -> None:
-        """Remove what is there of one, its manifest first; what a store does not delete stays."""
-        inside = self._inside(self._url_of(step, attempt))
-        with contextlib.suppress(*_NOT_DELETED):
+        """Remove what is there of one, its manifest first; what a store does not delete stays.
+
+        That is said once, as it fills the store.
+        """
+        url = self._url_of(step, attempt)
+        inside = self._inside(url)
+        try:
             if self._files.exists(f"{inside}/{MANIFEST}"):
                 self._files.rm_file(f"{inside}/{MANIFEST}")
             if self._files.exists(inside):
                 self._files.rm(inside, recursive=True)
+        except _NOT_DELETED as error:
+            if not self._is_said:
+                _LOG.warning(
+                    "%s is one checkpoint too many, and the store does not remove it (%s: %s); let "
+                    "the run delete there, or have a rule of the store remove what is old",
+                    *(url, type(error).__name__, error),
+                )
+            self._is_said = True
 
     def _list(self, inside: str) -> list[str]:
         self._files.invalidate_cache()

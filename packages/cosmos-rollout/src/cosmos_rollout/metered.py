@@ -1,7 +1,7 @@
-"""An engine as those who play groups see it, whose requests are counted as they come and go."""
+"""An engine as those who play groups see it, with its requests and their episodes counted."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager
 
 from cosmos_rollout.engine import AnsweringEngine, GeneratedSample, GenerationRequest
 
@@ -11,13 +11,14 @@ class MeteredEngine:
 
     Args:
         engine: what answers.
-        changed: called after `num_requests` went up or down.
+        changed: called after `num_requests` or `num_episodes` went up or down.
     """
 
     def __init__(self, engine: AnsweringEngine, changed: Callable[[], None]) -> None:
         self._engine = engine
         self._changed = changed
         self.num_requests = 0
+        self.num_episodes = 0
 
     @property
     def context_length(self) -> int:
@@ -42,6 +43,17 @@ class MeteredEngine:
                     yield sample
         finally:
             self._add(-left)
+
+    @contextmanager
+    def episode(self) -> Generator[None]:
+        """Count an episode while it is played, by the engine or by its environment."""
+        self.num_episodes += 1
+        self._changed()
+        try:
+            yield
+        finally:
+            self.num_episodes -= 1
+            self._changed()
 
     def _add(self, requests: int) -> None:
         self.num_requests += requests

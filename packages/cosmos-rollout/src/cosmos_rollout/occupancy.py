@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from cosmos_core.activity import ActivityMeter
 
-STATES = ("idle_no_work", "decoding", "waiting_for_rewards", "paused_for_weights")
+STATES = (
+    "idle_no_work",
+    "decoding",
+    "waiting_for_environment",
+    "waiting_for_rewards",
+    "paused_for_weights",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,12 +66,24 @@ class Occupancy:
         self._last = (now, 0)
         self._decoding_since: float | None = None
 
-    def account(self, *, groups: int, requests: int, now: float) -> None:
-        """Note that from ``now`` on so many groups are in work and requests in the engine."""
+    def account(self, *, groups: int, requests: int, now: float, episodes: int = 0) -> None:
+        """Note what is in work from ``now`` on.
+
+        Args:
+            groups: that are in work.
+            requests: in the engine.
+            now: when that is so.
+            episodes: that are played with an environment. Without requests it has all of them.
+        """
         self._integrate(now)
         self._groups, self._requests = groups, requests
-        without_requests = "waiting_for_rewards" if groups else "idle_no_work"
-        self._meter.enter("decoding" if requests else without_requests, now)
+        if requests:
+            state = "decoding"
+        elif episodes:
+            state = "waiting_for_environment"
+        else:
+            state = "waiting_for_rewards" if groups else "idle_no_work"
+        self._meter.enter(state, now)
         if not requests:
             self._decoding_since = None
         elif self._decoding_since is None:

@@ -16,6 +16,7 @@ from cosmos_rollout.environments import (
 )
 from cosmos_rollout.episode import Episode, single_turn
 from cosmos_rollout.errors import EpisodeError, PromptDataError
+from cosmos_rollout.metered import MeteredEngine
 from cosmos_rollout.prompts import PromptRow, Tokenizer, prompt_tokens
 from cosmos_rollout.rewards import Failure
 
@@ -85,13 +86,19 @@ class SingleTurnPlayer:
 class EnvironmentPlayer:
     """Each sibling plays an episode of its own; a failed one costs itself alone.
 
+    Args:
+        engine: what answers, told of each episode.
+        tokenizer: of the model.
+        environment: what all episodes are played with.
+        limits: of an episode.
+
     Raises:
         PromptDataError: if the tokenizer has no chat template to speak of.
     """
 
     def __init__(
         self,
-        engine: AnsweringEngine,
+        engine: MeteredEngine,
         tokenizer: ChatTokenizer,
         environment: Environment,
         limits: EpisodeLimits,
@@ -130,7 +137,8 @@ class EnvironmentPlayer:
             limits=self._limits,
         )
         try:
-            return index, await conversation.play(self._environment, plan.row, plan.seed)
+            with self._engine.episode():
+                return index, await conversation.play(self._environment, plan.row, plan.seed)
         except EpisodeError as error:
             cause = error.__cause__ or error
             name = type(cause).__name__

@@ -373,8 +373,12 @@ class Producer:
         )
 
     def _account(self) -> None:
-        groups, requests = min(len(self._tasks), self._config.slots), self._metered.num_requests
-        self._occupancy.account(groups=groups, requests=requests, now=self._clock())
+        self._occupancy.account(
+            groups=min(len(self._tasks), self._config.slots),
+            requests=self._metered.num_requests,
+            episodes=self._metered.num_episodes,
+            now=self._clock(),
+        )
 
 
 def _player(engine: MeteredEngine, parts: ProducerParts, config: ProducerConfig) -> Player:

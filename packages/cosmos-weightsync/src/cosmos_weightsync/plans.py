@@ -19,7 +19,7 @@ from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.pieces import Piece, PieceClass
 from cosmos_weightsync.routing import Fanout
-from cosmos_weightsync.streams import Streams, edges_of, link_usage, streams_of, summed
+from cosmos_weightsync.streams import Edges, Streams, edges_of, link_usage, streams_of, summed
 from cosmos_weightsync.topology import Topology
 
 __all__ = ["PlanStats", "TransferPlan"]
@@ -188,10 +188,14 @@ class TransferPlan:
 
     def edge_bytes(self) -> IntArray:
         """Bytes from each holder (row: senders, then receivers) to each receiver (column)."""
-        edges = edges_of(self.streams(), self.num_receivers)
-        total = np.zeros((self.num_holders, self.num_receivers), dtype=np.int64)
-        total[edges.sources, edges.receivers] = edges.num_bytes
-        return total
+        edges, shape = self.edges(), (self.num_holders, self.num_receivers)
+        table = np.zeros(shape, dtype=np.int64)
+        table[edges.sources, edges.receivers] = edges.num_bytes
+        return table
+
+    def edges(self) -> Edges:
+        """The pairs between which bytes go, without a table of all pairs there are."""
+        return edges_of(self.streams(), self.num_receivers)
 
     def streams(self) -> Streams:
         """The plan as flows of bytes, without names and boxes."""
@@ -223,13 +227,13 @@ class TransferPlan:
 
     def stats(self) -> PlanStats:
         """Counts, loads and the bound."""
-        edges = edges_of(self.streams(), self.num_receivers)
-        by_source = np.zeros(self.num_holders, dtype=np.int64)
-        np.add.at(by_source, edges.sources, edges.num_bytes)
+        edges = self.edges()
+        by_holder = np.zeros(self.num_holders, dtype=np.int64)
         by_receiver = np.zeros(self.num_receivers, dtype=np.int64)
+        np.add.at(by_holder, edges.sources, edges.num_bytes)
         np.add.at(by_receiver, edges.receivers, edges.num_bytes)
-        by_sender = by_source[: self.num_senders]
-        total, sent = int(by_source.sum()), int(by_sender.sum())
+        by_sender = by_holder[: self.num_senders]
+        total, sent = int(edges.num_bytes.sum()), int(by_sender.sum())
         mean = sent / self.num_senders if self.num_senders else 0.0
         usage = link_usage(edges, self.topology)
         return PlanStats(

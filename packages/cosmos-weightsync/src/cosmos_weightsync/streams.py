@@ -59,7 +59,13 @@ _PENDING = 1 << 22
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Edges:
-    """Who moves how many bytes to whom: each pair of ranks once, ordered by source and receiver."""
+    """Every pair of a holder and a receiver between which bytes go, once, in their order.
+
+    Attributes:
+        sources: The holder of each.
+        receivers: The receiver of each.
+        num_bytes: How much goes there; more than nothing.
+    """
 
     sources: IntArray
     receivers: IntArray
@@ -146,7 +152,7 @@ class _Feeders:
 
 
 def edges_of(streams: Streams, num_receivers: int) -> Edges:
-    """Add up what the streams move between each pair of ranks."""
+    """Add up what goes between the same two."""
     keys: list[IntArray] = [np.zeros(0, dtype=np.int64)]
     sizes: list[IntArray] = [np.zeros(0, dtype=np.int64)]
     num_pending = num_known = 0
@@ -240,7 +246,7 @@ def _port_names(topology: Topology, num_devices: int, num_cards: int) -> tuple[s
 
 
 def link_usage(edges: Edges, topology: Topology) -> LinkUsage:
-    """How long these edges keep each link busy; a copy on a device counts once."""
+    """How long edges keep each link busy; a copy on a device counts once."""
     num_bytes = edges.num_bytes
     found = ports(edges.sources, edges.receivers, topology)
     speeds = np.array([link.bytes_per_s for link in topology.links.by_kind()])

@@ -48,13 +48,18 @@ class World(Protocol):
         ...
 
 
+class _Sample(NamedTuple):
+    attempt: _Attempt
+    sibling: int
+    turns: tuple[int, ...]  # tokens of each that is still to come
+    num_tokens: int = 0  # of those before
+    oldest: int = -1  # version of the first token, once there is one
+
+
 class _Request(NamedTuple):
     end: float
     order: int
-    attempt: _Attempt
-    sibling: int
-    length: int
-    version: int
+    sample: _Sample
 
 
 class SimulatedRollout:
@@ -71,7 +76,8 @@ class SimulatedRollout:
         self._system = system
         self._world = world
         self._version = -1
-        self._queue: deque[tuple[_Attempt, int]] = deque()
+        self._queue: deque[_Sample] = deque()
+        self._away: set[_Sample] = set()  # with the environment
         self._running: list[_Request] = []
         self._held: dict[_Attempt, list[SampleRef]] = {}
         self._missing: dict[_Attempt, int] = {}
@@ -103,15 +109,19 @@ class SimulatedRollout:
         attempt = (command.group, command.attempt)
         self._held[attempt] = []
         self._missing[attempt] = command.num_samples
-        self._queue.extend((attempt, sibling) for sibling in range(command.num_samples))
+        self._queue.extend(
+            _Sample(attempt, sibling, self._system.turns(command.group.ordinal, sibling))
+            for sibling in range(command.num_samples)
+        )
         self._go_on()
 
     def _cancel(self, attempt: _Attempt) -> None:
         self._catch_up()
         self._held.pop(attempt, None)
         self._missing.pop(attempt, None)
-        self._queue = deque(entry for entry in self._queue if entry[0] != attempt)
-        self._running = [request for request in self._running if request.attempt != attempt]
+        self._queue = deque(sample for sample in self._queue if sample.attempt != attempt)
+        self._away = {sample for sample in self._away if sample.attempt != attempt}
+        self._running = [each for each in self._running if each.sample.attempt != attempt]
         heapq.heapify(self._running)
         self._go_on()
 
@@ -120,25 +130,42 @@ class SimulatedRollout:
             return  # the batch has changed since
         self._catch_up()
         while self._running and self._running[0].end <= self._counter + 1e-6:
-            self._complete(heapq.heappop(self._running))
+            sample = heapq.heappop(self._running).sample
+            if sample.turns:
+                self._leave(sample)
+            else:
+                self._complete(sample)
         self._go_on()
 
-    def _complete(self, request: _Request) -> None:
-        group, number = request.attempt
-        self._held[request.attempt].append(
+    def _leave(self, sample: _Sample) -> None:
+        """Hand a sample to its environment until the next turn; its place in the batch is free."""
+        self._away.add(sample)
+        wait_s = self._system.answer_s(sample.attempt[0].ordinal, sample.num_tokens)
+        self._world.after(wait_s, lambda: self._come_back(sample))
+
+    def _come_back(self, sample: _Sample) -> None:
+        if sample in self._away:  # and not given up meanwhile
+            self._catch_up()
+            self._away.remove(sample)
+            self._queue.append(sample)
+            self._go_on()
+
+    def _complete(self, sample: _Sample) -> None:
+        attempt = sample.attempt
+        self._held[attempt].append(
             SampleRef(
-                sibling=request.sibling,
+                sibling=sample.sibling,
                 status="completed",
-                key=f"{group}.{number}.{request.sibling}",
-                num_tokens=request.length,
-                oldest_version=request.version,
+                key=f"{attempt[0]}.{attempt[1]}.{sample.sibling}",
+                num_tokens=sample.num_tokens,
+                oldest_version=sample.oldest,
                 newest_version=self._version,
             )
         )
-        self._missing[request.attempt] -= 1
-        if not self._missing[request.attempt]:
-            del self._missing[request.attempt]
-            self._world.after(self._system.score_s, lambda: self._report(request.attempt))
+        self._missing[attempt] -= 1
+        if not self._missing[attempt]:
+            del self._missing[attempt]
+            self._world.after(self._system.score_s, lambda: self._report(attempt))
 
     def _report(self, attempt: _Attempt) -> None:
         self._catch_up()
@@ -180,6 +207,8 @@ class SimulatedRollout:
             return self._pause
         if self._running:
             return "decode"
+        if self._away:
+            return "env_wait"
         return "reward_wait" if self._held else "gated_staleness"
 
     def _catch_up(self) -> None:
@@ -209,10 +238,14 @@ class SimulatedRollout:
     def _go_on(self) -> None:
         """Fill the batch and wait for the first request that will be done."""
         while self._queue and len(self._running) < self._system.speed.max_running:
-            attempt, sibling = self._queue.popleft()
-            length = self._system.lengths.length(attempt[0].ordinal, sibling)
-            end, self._order = self._counter + length, self._order + 1
-            request = _Request(end, self._order, attempt, sibling, length, self._version)
+            sample = self._queue.popleft()
+            length, self._order = sample.turns[0], self._order + 1
+            begun = sample._replace(
+                turns=sample.turns[1:],
+                num_tokens=sample.num_tokens + length,
+                oldest=sample.oldest if sample.num_tokens else self._version,
+            )
+            request = _Request(self._counter + length, self._order, begun)
             heapq.heappush(self._running, request)
         self._turn += 1
         if self._running and self._pause is None:

@@ -59,6 +59,8 @@ class Figures:
             nothing is biased.
         dropped: share of the groups that were given up, since the start.
         denied: slots that stood empty since admission withheld prompts, on average.
+        environment_wait: share of the engines' time in which they decoded nothing since samples
+            waited for their environment.
     """
 
     steps: int
@@ -74,6 +76,7 @@ class Figures:
     length_ratio: float
     dropped: float
     denied: float
+    environment_wait: float = 0.0
 
     @property
     def steps_per_hour(self) -> float:
@@ -114,6 +117,7 @@ def figures_of(log: Sequence[LogRecord], capacity: Capacity, *, skip: int) -> Fi
         swap_ms=_spread([1e3 * (s.end_s - s.start_s) for s in swaps if s.start_s >= begin_s]),
         staleness_first=_spread([s.step - x.oldest_version for s in measured for x in s.samples]),
         staleness_last=_spread([s.step - x.newest_version for s in measured for x in s.samples]),
+        environment_wait=_seconds(spans, ("env_wait",)) / full,
         **_balance(taken, [r for r in log if isinstance(r, QueueDepths)]),
     )
 

@@ -32,7 +32,9 @@ Activity = Literal[
 """The first six are a policy replica's, the others a rollout replica's.
 
 ``idle_no_work`` holds no group although one may be given out, ``gated_staleness`` holds none since
-none may; ``paused_for_weights`` waits for a transfer, ``swap`` puts its result in place.
+none may; ``paused_for_weights`` waits for a transfer, ``swap`` puts its result in place. With
+``env_wait`` it decodes nothing since samples wait for their environment, whatever else it holds;
+with ``reward_wait`` all that it holds waits for rewards.
 """
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from cosmos_core.control import ControllerConfig
 
 _GROUPS_OF_A_MEAN = 512
+_TIMES = ("train_s", "push_s", "swap_s", "snapshot_s", "message_s", "score_s", "environment_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,15 +68,6 @@ class LengthConfig:
         draw = random.Random(f"{self.seed}/{ordinal}/{sibling}").gauss(0.0, self.sigma)
         return min(self.longest, max(1, round(self.median * math.exp(draw))))
 
-    def mean(self, num_samples: int) -> float:
-        """Return the mean over the first 512 prompts, ``num_samples`` of each."""
-        drawn = [
-            self.length(ordinal, sibling)
-            for ordinal in range(_GROUPS_OF_A_MEAN)
-            for sibling in range(num_samples)
-        ]
-        return sum(drawn) / len(drawn)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SystemConfig:
@@ -94,6 +86,8 @@ class SystemConfig:
         snapshot_s: seconds that the policy stands still to publish one.
         message_s: seconds of a message between a replica and the controller.
         score_s: seconds from the last token of a group until it is scored and stored.
+        environment_s: mean seconds that an environment takes between the two turns which every
+            sample then has, drawn from an exponential distribution; 0 for one turn and none.
     """
 
     rollouts: int = 2
@@ -107,6 +101,7 @@ class SystemConfig:
     snapshot_s: float = 0.0
     message_s: float = 0.0
     score_s: float = 0.0
+    environment_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check that there is somebody, and that time goes forward.
@@ -116,15 +111,48 @@ class SystemConfig:
         """
         if self.rollouts < 1 or self.slots < 1:
             raise ValueError(f"rollouts is {self.rollouts} and slots {self.slots}; want at least 1")
-        for name in ("train_s", "push_s", "swap_s", "snapshot_s", "message_s", "score_s"):
+        for name in _TIMES:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
+    def turns(self, ordinal: int, sibling: int) -> tuple[int, ...]:
+        """Return the tokens of each turn of a sample of the prompt of that ordinal.
+
+        Two turns have the sample's length together, cut at a random place; one token is too few,
+        and becomes two.
+        """
+        length = self.lengths.length(ordinal, sibling)
+        if not self.environment_s:
+            return (length,)
+        draw = random.Random(f"turns/{self.lengths.seed}/{ordinal}/{sibling}")
+        first = draw.randint(1, max(1, length - 1))
+        return (first, max(1, length - first))
+
+    def answer_s(self, ordinal: int, num_tokens: int) -> float:
+        """Return the seconds that the environment takes to answer.
+
+        They are drawn from what it has before it: the prompt of that ordinal, and a first turn of
+        so many tokens.
+        """
+        if not self.environment_s:
+            return 0.0
+        draw = random.Random(f"answer/{self.lengths.seed}/{ordinal}/{num_tokens}")
+        return draw.expovariate(1.0 / self.environment_s)
+
 
 def generate_bound_s(config: ControllerConfig, system: SystemConfig) -> float:
-    """Return the seconds that full engines take for the samples of a step."""
+    """Return the seconds that full engines take for the samples of a step.
+
+    Lengths are those of the first 512 prompts, on average. An environment makes it no longer, since
+    others are decoded meanwhile.
+    """
     num_samples = config.groups_per_step * config.samples_per_group
-    tokens = num_samples * system.lengths.mean(config.samples_per_group)
+    drawn = [
+        sum(system.turns(ordinal, sibling))
+        for ordinal in range(_GROUPS_OF_A_MEAN)
+        for sibling in range(config.samples_per_group)
+    ]
+    tokens = num_samples * (sum(drawn) / len(drawn))
     return tokens / (system.rollouts * system.speed.full_rate)
 
 

@@ -37,16 +37,29 @@ ALWAYS: Mapping[str, Any] = {
 }
 
 
-def cpu_arguments(model_path: Path) -> dict[str, Any]:
+def cpu_arguments(model_path: Path, dtype: str = "auto") -> dict[str, Any]:
     """What vLLM needs to be told on a CPU.
 
     Its kernel that turns queries takes the distance of heads for that of tokens where queries have
     three dimensions, as in latent attention (DeepSeek-V3, Moonlight): there torch's own operations
-    take its place.
+    take its place. Latent attention on AMX, vLLM's choice where a CPU has it, is for bfloat16 and
+    heads of a multiple of 32 alone; all others are given to the kernel without AMX.
+
+    Args:
+        model_path: With the model's ``config.json``.
+        dtype: Of weights and computation; "auto" is what the model says.
     """
     arguments: dict[str, Any] = dict(_CPU_ARGUMENTS)
-    if "kv_lora_rank" in _json(model_path / "config.json"):
+    config = _json(model_path / "config.json")
+    text = {**config, **(config.get("text_config") or {})}
+    if "kv_lora_rank" in text:
         arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
+        said = text.get("dtype") or text.get("torch_dtype")
+        is_half = (said if dtype == "auto" else dtype) == "bfloat16"
+        if not is_half or any(
+            text.get(name, 0) % 32 for name in ("qk_nope_head_dim", "v_head_dim")
+        ):
+            arguments["attention_backend"] = "CPU_MLA"
     return arguments
 
 

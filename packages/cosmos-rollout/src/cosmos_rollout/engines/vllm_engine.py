@@ -53,6 +53,7 @@ from cosmos_rollout.errors import (
     EngineStartError,
     WeightLoadError,
 )
+from cosmos_rollout.fresh_thread import in_fresh_thread
 from cosmos_rollout.one_loop import OneLoop
 
 _NEVER_LOADED = "as it was made"
@@ -70,10 +71,11 @@ async def start_vllm_engine(
         EngineStartError: with vLLM's own words; `EngineSettingsError` or `EngineMemoryError` where
             they say that settings or memory are the cause.
     """
-    on_device = cpu_arguments(setup.model) if current_platform.is_cpu() else {}
+    is_cpu = current_platform.is_cpu()
+    on_device = cpu_arguments(setup.model, arguments["dtype"]) if is_cpu else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
-    if setup.can_sleep and not current_platform.is_cpu():
+    if setup.can_sleep and not is_cpu:
         on_device["enable_sleep_mode"] = True
     chosen = {
         **on_device,
@@ -84,7 +86,7 @@ async def start_vllm_engine(
         "distributed_executor_backend": executor,
     }
     try:
-        llm = await asyncio.to_thread(launch, chosen, may_fork=setup.may_fork)
+        llm = await in_fresh_thread(partial(launch, chosen, may_fork=setup.may_fork))
         await llm.update_weight_version(str(setup.version))
     except EngineStartError as error:
         lacking = missing_for_sight(setup.model)

@@ -73,6 +73,19 @@ def register() -> None:
         WeightTransferTrainerFactory.register_engine(
             BACKEND, f"{package}.vllm_trainer", "CosmosTrainerWeightTransferEngine"
         )
+    _ask_for_amx()
+
+
+def _ask_for_amx() -> None:
+    """Linux gives a process the registers of AMX when it asks, and vLLM's kernels do not (0.32).
+
+    oneDNN does; where it has nothing to multiply, as every matrix is small or in blocks of FP8, the
+    first request of more than a few tokens would end the process by SIGILL.
+    """
+    import torch
+
+    if torch.cpu._is_amx_tile_supported():  # pyright: ignore[reportPrivateUsage]
+        torch.cpu._init_amx()  # pyright: ignore[reportPrivateUsage]
 
 
 def engine_arguments() -> dict[str, Any]:

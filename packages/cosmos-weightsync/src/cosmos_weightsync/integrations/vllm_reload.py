@@ -6,12 +6,14 @@ post-processed (*load format*). To load a version, a module's parameters are mad
 format, filled, post-processed, and copied into the memory that the running model reads, whose
 addresses stay. One module at a time needs the extra memory.
 
-Two things that vLLM's own reload forgets on CPU, where weights are repacked after loading:
+Three things that vLLM's own reload forgets on CPU, where weights are repacked after loading:
 
 * Experts are packed on the first load only, since the fused-MoE method keeps its kernel; later
   loads put unpacked weights where packed ones are read. Forgetting the kernel packs again.
 * A head tied to the embedding keeps a packed copy of the old embedding in a closure. Building
   the closure again, once everything is loaded, reads the new one.
+* Latent attention on processors with AMX packs the projection of its keys and values for itself and
+  gives up the original: packed again while the new one is whole, and left alone where none came.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -146,6 +148,8 @@ class Reload:
         self._model = model
         self._model_config = model_config
         self._modules = dict(model.named_modules())
+        self._attention = [m for m in self._modules.values() if is_deferred_attention_layer(m)]
+        self._packers = dict(filter(None, map(_packer, self._attention)))
 
     def fill(self, path: str, fillers: Mapping[str, Filler]) -> None:
         """Give one module new values."""
@@ -153,7 +157,7 @@ class Reload:
         kernel = _Kernel.of(module)
         try:
             _make_load_format(module, kernel, fillers)
-            _process(module)
+            self._process(module)
             _copy_to_kernel(module, kernel, fillers)
         finally:
             kernel.put_back(module)
@@ -175,7 +179,7 @@ class Reload:
                 _make_load_format(self._modules[path], kernel, fillers[path])
             self._model.load_weights(tensors)  # pyright: ignore[reportCallIssue]
             for path, kernel in kernels.items():
-                _process(self._modules[path])
+                self._process(self._modules[path])
                 _copy_to_kernel(self._modules[path], kernel, fillers[path])
         finally:
             for path, kernel in kernels.items():
@@ -183,14 +187,31 @@ class Reload:
 
     def finish(self) -> None:
         """Bring up to date what is derived from several modules; the model can run again."""
-        for module in self._modules.values():
-            if is_deferred_attention_layer(module):
-                process = module.process_weights_after_loading
-                process(self._model_config.dtype)  # pyright: ignore[reportCallIssue]
+        packers = set(self._packers.values())
+        for attention in self._attention:
+            if attention not in packers:
+                self._process_attention(attention)
         if current_platform.is_cpu():
             for module in self._modules.values():
                 if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
                     module.quant_method.process_weights_after_loading(module)
+
+    def _process(self, module: nn.Module) -> None:
+        _process(module)
+        if module in self._packers:
+            self._process_attention(self._packers[module])
+
+    def _process_attention(self, attention: nn.Module) -> None:
+        process = attention.process_weights_after_loading
+        process(self._model_config.dtype)  # pyright: ignore[reportCallIssue]
+
+
+def _packer(attention: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    """Latent attention that gave up its projection, which comes first."""
+    projection = getattr(attention, "kv_b_proj", None)
+    if not isinstance(projection, nn.Module) or not getattr(attention, "is_amx_bmm_enabled", False):
+        return None
+    return projection, attention
 
 
 def _make_load_format(module: nn.Module, kernel: _Kernel, fillers: Mapping[str, Filler]) -> None:

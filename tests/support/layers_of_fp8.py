@@ -1,4 +1,4 @@
-"""How a checkpoint says that its layers are rows of FP8, in the words of compressed-tensors."""
+"""How a checkpoint says that its layers are FP8: rows by compressed-tensors, blocks as DeepSeek."""
 
 from typing import Any
 
@@ -14,4 +14,13 @@ ROWS_OF_FP8: dict[str, Any] = {
             "input_activations": {**_FP8, "strategy": "token", "dynamic": True},
         }
     },
+}
+BLOCKS_OF_FP8: dict[str, Any] = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": [
+        "lm_head",
+        *(f"model.layers.{layer}.mlp.gate" for layer in range(2)),
+    ],
 }
