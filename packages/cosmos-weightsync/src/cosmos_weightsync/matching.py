@@ -11,6 +11,7 @@ import numpy as np
 
 from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.layout import Geometry, IntArray
+from cosmos_weightsync.watching import Watch, unwatched, watched
 
 __all__ = ["Match", "RankSets", "Uncovered", "match_geometries"]
 
@@ -109,7 +110,9 @@ class _Sweep:
         return candidates[hit], low[hit], high[hit]
 
 
-def match_geometries(senders: Geometry, receivers: Geometry) -> Match | Uncovered:
+def match_geometries(
+    senders: Geometry, receivers: Geometry, watch: Watch = unwatched
+) -> Match | Uncovered:
     """Cover every receiver box with pieces of sender boxes, every element exactly once.
 
     Boxes that overlap are cut first, so that what several ranks hold or want in common is one piece
@@ -118,7 +121,8 @@ def match_geometries(senders: Geometry, receivers: Geometry) -> Match | Uncovere
     offered, wanted = (_without_overlaps(_distinct(side)) for side in (senders, receivers))
     sweep = _Sweep(offered)
     covers: list[_Cover] = []
-    for index, numel in enumerate(np.prod(wanted.stops - wanted.starts, axis=1).tolist()):
+    numels = np.prod(wanted.stops - wanted.starts, axis=1).tolist()
+    for index, numel in enumerate(watched(numels, "matching", watch)):
         found, low, high = sweep.overlapping(wanted.starts[index], wanted.stops[index])
         if int(np.prod(high - low, axis=1).sum()) != numel:
             box = wanted.box(index)

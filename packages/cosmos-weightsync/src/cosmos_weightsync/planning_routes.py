@@ -14,6 +14,7 @@ from cosmos_weightsync.matching import Match, RankSets
 from cosmos_weightsync.routing import Fanout, HostGroups, Shape
 from cosmos_weightsync.shaping import CHUNK_BYTES, Demand, choose_shapes
 from cosmos_weightsync.topology import Sites, Topology
+from cosmos_weightsync.watching import Watch, unwatched, watched
 
 __all__ = ["Draft", "RouteBuilder"]
 
@@ -37,9 +38,11 @@ class RouteBuilder:
 
     Args:
         topology: Where the ranks are.
+        watch: Told how far it is.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, watch: Watch = unwatched) -> None:
+        self._watch = watch
         self._topology = topology
         self._num_senders = len(topology.senders)
         self._sites = topology.sites()
@@ -73,7 +76,7 @@ class RouteBuilder:
             pairs, inverse = pairs[first[order]], np.argsort(order)[which.ravel()][inverse.ravel()]
         found = [
             self._group(match.holders[held], match.consumers[wanted])
-            for held, wanted in pairs.tolist()
+            for held, wanted in watched(pairs.tolist(), "grouping receivers", self._watch)
         ]
         return np.array(found, dtype=np.int64)[inverse.ravel()]
 
@@ -100,7 +103,10 @@ class RouteBuilder:
             self._chunk_bytes = chunk_bytes or CHUNK_BYTES[0]
         else:
             shapes, self._chunk_bytes = choose_shapes(counts, self._demand(drafts), chunk_bytes)
-        return tuple(group.route(shapes[group.num_remote]) for group in self._groups)
+        return tuple(
+            group.route(shapes[group.num_remote])
+            for group in watched(self._groups, "finding routes", self._watch)
+        )
 
     @property
     def chunk_bytes(self) -> int:
