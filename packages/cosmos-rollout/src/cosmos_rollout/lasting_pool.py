@@ -123,7 +123,7 @@ class LastingPool:
         self._closed = True
         for workers in self._retired.values():
             workers.is_unused.set()
-        await asyncio.gather(asyncio.to_thread(_end, self._workers.pool), *self._retired)
+        await asyncio.gather(_ended(self._workers.pool), *self._retired)
 
     def _make(self) -> "_Workers":
         pool = ProcessPool(
@@ -199,7 +199,7 @@ class _Workers:
     async def end(self) -> None:
         """Wait for the calls under way, and end the processes."""
         await self.is_unused.wait()
-        await asyncio.to_thread(_end, self.pool)
+        await _ended(self.pool)
 
     async def _answer(self, future: Future[Any], timeout_s: float) -> Any:
         """Wait for a call, and look whether there is still somebody to answer."""
@@ -262,6 +262,14 @@ def _advice() -> str:
     if script is not None and not Path(script).exists():
         return _NO_FILE.format(script)
     return IF_MAIN  # Python's own words are above it, once for each process
+
+
+async def _ended(pool: ProcessPool) -> None:
+    """End a pool; the fork server may be stopped by a signal at any time until that is done."""
+    ending = asyncio.ensure_future(asyncio.to_thread(_end, pool))
+    while not (await asyncio.wait([ending], timeout=_LOOK_S))[0]:
+        await asyncio.to_thread(end_if_suspended)
+    await ending
 
 
 def _end(pool: ProcessPool) -> None:

@@ -29,6 +29,7 @@ from cosmos_weightsync.errors import (
     VersionError,
     WeightSyncError,
 )
+from cosmos_weightsync.integrations.amx import ask_for_amx
 from cosmos_weightsync.integrations.cancelling import carry_through
 from cosmos_weightsync.integrations.vllm_worker import WorkerExtension
 from cosmos_weightsync.settings import check_choice
@@ -65,27 +66,13 @@ def register() -> None:
     )
 
     package = __name__.rpartition(".")[0]
-    if BACKEND not in WeightTransferEngineFactory._registry:  # pyright: ignore[reportPrivateUsage]
-        WeightTransferEngineFactory.register_engine(
-            BACKEND, f"{package}.vllm_engine", "CosmosWeightTransferEngine"
-        )
-    if BACKEND not in WeightTransferTrainerFactory._registry:  # pyright: ignore[reportPrivateUsage]
-        WeightTransferTrainerFactory.register_engine(
-            BACKEND, f"{package}.vllm_trainer", "CosmosTrainerWeightTransferEngine"
-        )
-    _ask_for_amx()
-
-
-def _ask_for_amx() -> None:
-    """Linux gives a process the registers of AMX when it asks, and vLLM's kernels do not (0.32).
-
-    oneDNN does; where it has nothing to multiply, as every matrix is small or in blocks of FP8, the
-    first request of more than a few tokens would end the process by SIGILL.
-    """
-    import torch
-
-    if torch.cpu._is_amx_tile_supported():  # pyright: ignore[reportPrivateUsage]
-        torch.cpu._init_amx()  # pyright: ignore[reportPrivateUsage]
+    for factory, module, name in (
+        (WeightTransferEngineFactory, "vllm_engine", "CosmosWeightTransferEngine"),
+        (WeightTransferTrainerFactory, "vllm_trainer", "CosmosTrainerWeightTransferEngine"),
+    ):
+        if BACKEND not in factory._registry:  # pyright: ignore[reportPrivateUsage]
+            factory.register_engine(BACKEND, f"{package}.{module}", name)
+    ask_for_amx()
 
 
 def engine_arguments() -> dict[str, Any]:
