@@ -13,6 +13,7 @@ import numpy.typing as npt
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.routing import NO_ENTRY, Fanout
 from cosmos_weightsync.topology import Sites
+from cosmos_weightsync.watching import Watch, unwatched, watched
 
 __all__ = ["Balancer", "Work"]
 
@@ -72,7 +73,7 @@ class Balancer:
         self._first_held = np.array([held[0] for held in holders], dtype=np.int64)
         self._firsts: list[IntArray] = []
 
-    def choose_holders(self) -> list[IntArray]:
+    def choose_holders(self, watch: Watch = unwatched) -> list[IntArray]:
         """For each work, ``[num_tensors or 1, pieces]``: at which holder a payload begins.
 
         Payloads with one holder are settled first; the rest evens out the load they leave.
@@ -87,7 +88,8 @@ class Balancer:
             num_copies = num_feeds[work.fanouts[lone]] * work.num_tensors
             np.add.at(self._out, cards, work.sizes[lone] * num_copies * cost)
         self._firsts = _empty_choices(self._works, is_open)
-        for index, pieces in _batches(self._works, is_open, by_holder=True):
+        batches = _batches(self._works, is_open, by_holder=True)
+        for index, pieces in watched(batches, "choosing senders", watch):
             work = self._works[index]
             held = self._holders[int(work.holders[pieces[0]])]
             fanout = self._fanouts[int(work.fanouts[pieces[0]])]
@@ -107,7 +109,7 @@ class Balancer:
         entry = np.full(len(held), self._num_senders + fanout.receivers[fed[0]])
         return self._costs[self._sites.kinds(held, entry)]
 
-    def choose_slots(self) -> list[IntArray]:
+    def choose_slots(self, watch: Watch = unwatched) -> list[IntArray]:
         """For each work, ``[num_tensors or 1, pieces]``: the slot, which says who the entries are.
 
         Of equally good ones, that with the first entry on the rail of the holder. To be called
@@ -119,10 +121,11 @@ class Balancer:
         for work, undecided in zip(self._works, is_open, strict=True):
             time = work.sizes * work.num_tensors * int(self._costs[_RAIL])
             np.add.at(settled, work.fanouts[~undecided], time[~undecided])
-        for fanout in np.flatnonzero(settled).tolist():
+        for fanout in watched(np.flatnonzero(settled).tolist(), "adding up loads", watch):
             self._add_entries(fanout, settled[fanout : fanout + 1])
         slots = _empty_choices(self._works, is_open)
-        for index, pieces in _batches(self._works, is_open, by_holder=False):
+        batches = _batches(self._works, is_open, by_holder=False)
+        for index, pieces in watched(batches, "choosing entries", watch):
             work, fanout = self._works[index], int(self._works[index].fanouts[pieces[0]])
             time = int(work.sizes[pieces[0]]) * int(self._costs[_RAIL])
             load = self._entry_load(fanout)

@@ -134,25 +134,51 @@ def _per_holders(lacking: _Lacking) -> list[tuple[IntArray, int]]:
 
 def _lacking(demands: Demands, ends: _Ends, *, with_relays: bool) -> _Lacking:
     sites = demands.sites
-    by_host = np.zeros(int(sites.hosts.max(initial=-1)) + 1, dtype=np.int64)
-    by_card = np.zeros(int(sites.cards.max(initial=-1)) + 1, dtype=np.int64)
     by_end = np.zeros(len(ends.hosts), dtype=np.int64)
-    inside = np.zeros_like(by_end)
-    by_holders: dict[bytes, int] = {}
-    rows = zip(demands.held, demands.wanted, demands.num_bytes.tolist(), strict=True)
-    for held, wanted, num_bytes in rows:
-        places = wanted + demands.num_senders
-        far = places[~np.isin(sites.hosts[places], sites.hosts[held])]
-        off_device = wanted[~np.isin(sites.devices[places], sites.devices[held])]
-        hosts = np.unique(sites.hosts[far])
-        by_host[hosts] += num_bytes
-        np.add.at(by_card, sites.cards[far], num_bytes)
-        off_ends = np.unique(ends.of_rank[off_device])
-        by_end[off_ends] += num_bytes
-        home = np.unique(sites.hosts[held])
-        if len(home) == 1 and not (with_relays and len(far)):
-            inside[off_ends[ends.hosts[off_ends] == home[0]]] += num_bytes
-        copies = min(len(hosts), 1) if with_relays else len(far)
-        key = np.unique(sites.cards[held]).tobytes()
-        by_holders[key] = by_holders.get(key, 0) + num_bytes * copies
-    return _Lacking(by_host, by_card, by_end, inside, by_holders)
+    total = _Lacking(
+        by_host=np.zeros(int(sites.hosts.max(initial=-1)) + 1, dtype=np.int64),
+        by_card=np.zeros(int(sites.cards.max(initial=-1)) + 1, dtype=np.int64),
+        by_end=by_end,
+        inside=np.zeros_like(by_end),
+        by_holders={},
+    )
+    rows_of: dict[bytes, list[int]] = {}
+    for row, held in enumerate(demands.held):
+        rows_of.setdefault(held.tobytes(), []).append(row)
+    for rows in rows_of.values():
+        _add_rows(total, demands, ends, rows, with_relays=with_relays)
+    return total
+
+
+def _add_rows(
+    total: _Lacking, demands: Demands, ends: _Ends, rows: Sequence[int], *, with_relays: bool
+) -> None:
+    """Count what those lack who want some rows that the same ranks hold."""
+    sites, held, num_bytes = demands.sites, demands.held[rows[0]], demands.num_bytes[rows]
+    sets = [demands.wanted[row] for row in rows]
+    wanted, row_of = np.concatenate(sets), np.repeat(np.arange(len(rows)), [*map(len, sets)])
+    places = wanted + demands.num_senders
+    is_far = ~np.isin(sites.hosts[places], sites.hosts[held])
+    is_off_device = ~np.isin(sites.devices[places], sites.devices[held])
+    far, far_row = places[is_far], row_of[is_far]
+    np.add.at(total.by_card, sites.cards[far], num_bytes[far_row])
+    by_row, hosts = _distinct_pairs(far_row, sites.hosts[far])
+    np.add.at(total.by_host, hosts, num_bytes[by_row])
+    by_row, off_ends = _distinct_pairs(row_of[is_off_device], ends.of_rank[wanted[is_off_device]])
+    np.add.at(total.by_end, off_ends, num_bytes[by_row])
+    num_far = np.bincount(far_row, minlength=len(rows))
+    home = np.unique(sites.hosts[held])
+    if len(home) == 1:
+        is_inside = ends.hosts[off_ends] == home[0]
+        if with_relays:
+            is_inside &= num_far[by_row] == 0
+        np.add.at(total.inside, off_ends[is_inside], num_bytes[by_row[is_inside]])
+    copies = np.minimum(num_far, 1) if with_relays else num_far
+    key = np.unique(sites.cards[held]).tobytes()
+    total.by_holders[key] = total.by_holders.get(key, 0) + int((num_bytes * copies).sum())
+
+
+def _distinct_pairs(rows: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct pairs of a row and one of its values."""
+    count = int(values.max(initial=0)) + 1
+    return np.divmod(np.unique(rows * count + values), count)

@@ -5,13 +5,14 @@ any. Needs no torch.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import itemgetter
 
-from cosmos_weightsync.boxes import Box
+import numpy as np
+
 from cosmos_weightsync.errors import ConfigurationError
-from cosmos_weightsync.layout import MAX_RANKS, Layout, ShardSpec, TensorEntry
+from cosmos_weightsync.layout import MAX_RANKS, Geometry, IntArray, Layout, TensorEntry
 
 __all__ = ["cut_layout", "parse_cut"]
 
@@ -54,23 +55,23 @@ def cut_layout(whole: Layout, sizes: Mapping[str, int]) -> Layout:
         shape = whole.shape_of(name)
         alike.setdefault((shape, _tensor_dim(name, shape)), []).append(name)
     _check_degrees(alike, sizes)
-    one_replica = [
-        [
-            ShardSpec(names[0], shape, box, whole.tensors[names[0]].dtype)
-            for (shape, dim), names in alike.items()
-            for box in _held(shape, dim, (fsdp, tp), sizes)
-        ]
-        for fsdp in range(sizes["fsdp"])
-        for tp in range(sizes["tp"])
-    ]
-    cut = Layout.from_ranks(one_replica * sizes["replicas"])
-    first_of = {name: names[0] for names in alike.values() for name in names}
+    index: dict[bytes, int] = {}
+    geometries: list[Geometry] = []
+    cut_of: dict[str, int] = {}
+    for (shape, dim), names in alike.items():
+        geometry = _geometry(shape, dim, sizes)
+        if not len(geometry.ranks):
+            continue
+        number = index.setdefault(geometry.key(), len(geometries))
+        if number == len(geometries):
+            geometries.append(geometry)
+        cut_of.update(dict.fromkeys(names, number))
     tensors = {
-        name: TensorEntry(entry.dtype, cut.tensors[first_of[name]].geometry)
+        name: TensorEntry(entry.dtype, cut_of[name])
         for name, entry in whole.tensors.items()
-        if first_of[name] in cut.tensors
+        if name in cut_of
     }
-    return Layout(cut.num_ranks, tensors, cut.geometries)
+    return Layout(math.prod(sizes.values()), tensors, tuple(geometries))
 
 
 def _tensor_dim(name: str, shape: tuple[int, ...]) -> int:
@@ -96,26 +97,29 @@ def _check_degrees(
             )
 
 
-def _held(
-    shape: tuple[int, ...], dim: int, index: tuple[int, int], sizes: Mapping[str, int]
-) -> Iterator[Box]:
-    box = Box.full(shape)
+def _geometry(shape: tuple[int, ...], dim: int, sizes: Mapping[str, int]) -> Geometry:
+    """The boxes of all ranks: replica by replica, of each first all of the first FSDP rank."""
+    fsdp, tp = (axis.ravel() for axis in np.indices((sizes["fsdp"], sizes["tp"])))
+    starts = np.zeros((len(tp), len(shape)), dtype=np.int64)
+    stops = np.tile(np.array(shape, dtype=np.int64), (len(tp), 1))
     if dim >= 0:
-        box = _chunk(box, dim, index[1], sizes["tp"])
+        _chunk((starts, stops), dim, tp, sizes["tp"])
     if shape:
-        box = _chunk(box, 0, index[0], sizes["fsdp"])
-    elif index[0]:
-        return
-    if not box.is_empty:
-        yield box
-
-
-def _chunk(box: Box, dim: int, index: int, count: int) -> Box:
-    extent = box.stop[dim] - box.start[dim]
-    step = -(-extent // count)
-    low = box.start[dim] + min(index * step, extent)
-    high = box.start[dim] + min((index + 1) * step, extent)
-    return Box(
-        (*box.start[:dim], low, *box.start[dim + 1 :]),
-        (*box.stop[:dim], high, *box.stop[dim + 1 :]),
+        _chunk((starts, stops), 0, fsdp, sizes["fsdp"])
+    ranks = np.flatnonzero((starts < stops).all(axis=1) & (bool(shape) | (fsdp == 0)))
+    replicas = sizes["replicas"]
+    return Geometry(
+        shape=shape,
+        ranks=(np.arange(replicas)[:, None] * len(tp) + ranks).ravel(),
+        starts=np.tile(starts[ranks], (replicas, 1)),
+        stops=np.tile(stops[ranks], (replicas, 1)),
     )
+
+
+def _chunk(boxes: tuple[IntArray, IntArray], dim: int, index: IntArray, count: int) -> None:
+    """Leave of each box its ``index``-th of ``count`` parts along a dim."""
+    starts, stops = boxes[0][:, dim], boxes[1][:, dim]
+    extent = stops - starts
+    step = -(-extent // count)
+    stops[:] = starts + np.minimum((index + 1) * step, extent)
+    starts += np.minimum(index * step, extent)

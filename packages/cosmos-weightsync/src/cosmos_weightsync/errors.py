@@ -11,6 +11,7 @@ __all__ = [
     "LayoutError",
     "PeerLostError",
     "PlanError",
+    "PlanTooLargeError",
     "ProtocolError",
     "QuorumError",
     "StorageError",
@@ -48,6 +49,10 @@ class TopologyError(WeightSyncError):
 
 class PlanError(WeightSyncError):
     """No transfer plan exists between these two layouts."""
+
+
+class PlanTooLargeError(PlanError):
+    """A plan would take more memory than there is."""
 
 
 class UnknownTensorError(PlanError):

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cosmos_weightsync.layout import IntArray
+from cosmos_weightsync.watching import Watch, unwatched
 
 __all__ = ["NO_NODE", "FloatArray", "Flows", "Fluid", "Mask", "fair_rates"]
 
@@ -28,6 +29,7 @@ _SLACK = 1e-9
 _HALF = 0.5
 _MERGED = 5e-4
 _COMPACT = 0.7
+_TOLD_EVERY = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -227,9 +229,12 @@ class Fluid:
             self._scale = np.where(self._behind, mine / np.maximum(wanted[above], 1.0), 1.0)
         self._chunk = np.minimum(self._chunk_bytes, live.sizes)
 
-    def until(self, end_s: float) -> bool:
+    def until(self, end_s: float, watch: Watch = unwatched) -> bool:
         """Let time pass, at most until then; returns whether anything is left to happen."""
         while self.now < end_s:
+            if not self.num_events % _TOLD_EVERY:
+                total = max(float(self.flows.sizes.sum()), 1.0)
+                watch("simulating", float(self.done.sum()) / total)
             if not self._step(end_s):
                 return False
             self.num_events += 1

@@ -11,6 +11,7 @@ import numpy as np
 
 from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.layout import Geometry, IntArray
+from cosmos_weightsync.watching import Watch, unwatched, watched
 
 __all__ = ["Match", "RankSets", "Uncovered", "match_geometries"]
 
@@ -72,7 +73,8 @@ def _distinct(geometry: Geometry) -> _Distinct:
     unique, inverse = np.unique(corners, axis=0, return_inverse=True)
     order = np.argsort(inverse.ravel(), kind="stable")
     cuts = np.searchsorted(inverse.ravel()[order], np.arange(1, len(unique)))
-    ranks = tuple(np.unique(part) for part in np.split(geometry.ranks[order], cuts))
+    parts = np.split(geometry.ranks[order], cuts)
+    ranks = tuple(part if len(part) == 1 else np.unique(part) for part in parts)
     return _Distinct(unique[:, :ndim], unique[:, ndim:], ranks)
 
 
@@ -108,7 +110,9 @@ class _Sweep:
         return candidates[hit], low[hit], high[hit]
 
 
-def match_geometries(senders: Geometry, receivers: Geometry) -> Match | Uncovered:
+def match_geometries(
+    senders: Geometry, receivers: Geometry, watch: Watch = unwatched
+) -> Match | Uncovered:
     """Cover every receiver box with pieces of sender boxes, every element exactly once.
 
     Boxes that overlap are cut first, so that what several ranks hold or want in common is one piece
@@ -117,10 +121,11 @@ def match_geometries(senders: Geometry, receivers: Geometry) -> Match | Uncovere
     offered, wanted = (_without_overlaps(_distinct(side)) for side in (senders, receivers))
     sweep = _Sweep(offered)
     covers: list[_Cover] = []
-    for index in range(len(wanted.starts)):
+    numels = np.prod(wanted.stops - wanted.starts, axis=1).tolist()
+    for index, numel in enumerate(watched(numels, "matching", watch)):
         found, low, high = sweep.overlapping(wanted.starts[index], wanted.stops[index])
-        box = wanted.box(index)
-        if int(np.prod(high - low, axis=1).sum()) != box.numel:
+        if int(np.prod(high - low, axis=1).sum()) != numel:
+            box = wanted.box(index)
             found, low, high = _disjoint(box, offered, found.tolist())
             if int(np.prod(high - low, axis=1).sum()) != box.numel:
                 missing = subtract_all(box, (offered.box(i) for i in found.tolist()))[0]

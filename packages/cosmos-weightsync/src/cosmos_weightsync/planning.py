@@ -15,12 +15,13 @@ import numpy as np
 
 from cosmos_weightsync.balancing import Balancer
 from cosmos_weightsync.errors import PlanError, UncoveredRegionError, UnknownTensorError
-from cosmos_weightsync.layout import ITEM_BYTES, Geometry, Layout
+from cosmos_weightsync.layout import ITEM_BYTES, Geometry, IntArray, Layout
 from cosmos_weightsync.matching import Match, Uncovered, match_geometries
 from cosmos_weightsync.pieces import Piece, PieceClass
-from cosmos_weightsync.planning_routes import RouteBuilder
+from cosmos_weightsync.planning_routes import Draft, RouteBuilder
 from cosmos_weightsync.plans import PlanStats, TransferPlan
 from cosmos_weightsync.topology import Topology
+from cosmos_weightsync.watching import Watch, part_of, unwatched
 
 __all__ = ["Piece", "PieceClass", "PlanStats", "TransferPlan", "nearest_name", "plan_transfer"]
 
@@ -28,7 +29,11 @@ _MAX_BYTES = 1 << 62
 
 
 def plan_transfer(
-    senders: Layout, receivers: Layout, topology: Topology | None = None
+    senders: Layout,
+    receivers: Layout,
+    topology: Topology | None = None,
+    *,
+    watch: Watch = unwatched,
 ) -> TransferPlan:
     """Decide who sends what to whom, and who passes it on.
 
@@ -38,6 +43,7 @@ def plan_transfer(
         senders: What the sending ranks hold, in the dtype that goes over the wire.
         receivers: What the receiving ranks want; it may be a part of the senders' tensors.
         topology: Where the ranks are. Without it, every receiver fetches from senders.
+        watch: Called now and then with what is being done and which share of it is done, 0 to 1.
 
     Raises:
         UnknownTensorError: a wanted tensor is not offered, or with another global shape.
@@ -49,10 +55,10 @@ def plan_transfer(
     if topology is None:
         topology = Topology.separate(senders.num_ranks, receivers.num_ranks)
     topology.check_ranks(senders.num_ranks, receivers.num_ranks)
-    builder = RouteBuilder(topology)
+    builder = RouteBuilder(topology, watch)
     drafts = [
         builder.draft(names, item_bytes, match)
-        for names, item_bytes, match in _matches(senders, receivers)
+        for names, item_bytes, match in _matches(senders, receivers, watch)
     ]
     fanouts = builder.fanouts(drafts)
     drafts = [builder.split(draft, fanouts) for draft in drafts]
@@ -64,28 +70,29 @@ def plan_transfer(
         costs=topology.costs(),
         num_senders=senders.num_ranks,
     )
-    firsts, slots = balancer.choose_holders(), balancer.choose_slots()
+    firsts, slots = balancer.choose_holders(watch), balancer.choose_slots(watch)
     return TransferPlan(
         num_senders=senders.num_ranks,
         num_receivers=receivers.num_ranks,
-        classes=tuple(
-            PieceClass(
-                names=draft.names,
-                item_bytes=draft.item_bytes,
-                starts=draft.starts,
-                stops=draft.stops,
-                holders=draft.work.holders,
-                fanouts=draft.work.fanouts,
-                firsts=first,
-                slots=slot,
-            )
-            for draft, first, slot in zip(drafts, firsts, slots, strict=True)
-        ),
+        classes=tuple(map(_class, drafts, firsts, slots)),
         holders=builder.holders,
         fanouts=fanouts,
         order=tuple(receivers.tensors),
         topology=topology,
         chunk_bytes=builder.chunk_bytes,
+    )
+
+
+def _class(draft: Draft, firsts: IntArray, slots: IntArray) -> PieceClass:
+    return PieceClass(
+        names=draft.names,
+        item_bytes=draft.item_bytes,
+        starts=draft.starts,
+        stops=draft.stops,
+        holders=draft.work.holders,
+        fanouts=draft.work.fanouts,
+        firsts=firsts,
+        slots=slots,
     )
 
 
@@ -103,7 +110,9 @@ def _check_countable(receivers: Layout) -> None:
         )
 
 
-def _matches(senders: Layout, receivers: Layout) -> Iterator[tuple[tuple[str, ...], int, Match]]:
+def _matches(
+    senders: Layout, receivers: Layout, watch: Watch
+) -> Iterator[tuple[tuple[str, ...], int, Match]]:
     """Match every distinct pair of cuts, with the names of the tensors that are cut like that."""
     groups: dict[tuple[int, int, int], list[str]] = {}
     for name, entry in receivers.tensors.items():
@@ -111,8 +120,12 @@ def _matches(senders: Layout, receivers: Layout) -> Iterator[tuple[tuple[str, ..
         offer = senders.tensors[name]
         key = (offer.geometry, entry.geometry, ITEM_BYTES[offer.dtype])
         groups.setdefault(key, []).append(name)
-    for (offered, wanted, item_bytes), names in groups.items():
-        match = match_geometries(senders.geometries[offered], receivers.geometries[wanted])
+    for number, ((offered, wanted, item_bytes), names) in enumerate(groups.items()):
+        match = match_geometries(
+            senders.geometries[offered],
+            receivers.geometries[wanted],
+            part_of(watch, number, len(groups)),
+        )
         if isinstance(match, Uncovered):
             raise _uncovered(names[0], match, senders.geometries[offered])
         yield tuple(names), item_bytes, match

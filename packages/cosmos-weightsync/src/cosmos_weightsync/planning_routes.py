@@ -14,6 +14,7 @@ from cosmos_weightsync.matching import Match, RankSets
 from cosmos_weightsync.routing import Fanout, HostGroups, Shape
 from cosmos_weightsync.shaping import CHUNK_BYTES, Demand, choose_shapes
 from cosmos_weightsync.topology import Sites, Topology
+from cosmos_weightsync.watching import Watch, unwatched, watched
 
 __all__ = ["Draft", "RouteBuilder"]
 
@@ -37,9 +38,11 @@ class RouteBuilder:
 
     Args:
         topology: Where the ranks are.
+        watch: Told how far it is.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, watch: Watch = unwatched) -> None:
+        self._watch = watch
         self._topology = topology
         self._num_senders = len(topology.senders)
         self._sites = topology.sites()
@@ -58,33 +61,37 @@ class RouteBuilder:
     def draft(self, names: tuple[str, ...], item_bytes: int, match: Match) -> Draft:
         """Take in one class."""
         holders = np.array([self._holders.index(s) for s in match.holders], dtype=np.int64)
-        pairs = match.holder * max(len(match.consumers), 1) + match.consumer
-        unique, inverse = np.unique(pairs, return_inverse=True)
-        groups = np.array(
-            [
-                self._group(match.holders[held], match.consumers[wanted])
-                for held, wanted in (divmod(p, len(match.consumers)) for p in unique.tolist())
-            ],
-            dtype=np.int64,
-        )
         sizes = match.numel() * item_bytes
-        routes = groups[inverse.ravel()] if len(unique) else np.zeros(0, dtype=np.int64)
-        work = Work(len(names), sizes, holders[match.holder], routes)
+        work = Work(len(names), sizes, holders[match.holder], self._routes(match))
         return Draft(names, item_bytes, match.starts, match.stops, work)
+
+    def _routes(self, match: Match) -> IntArray:
+        """For each piece the number of its receivers' group, new ones in order of their holders."""
+        count = max(len(match.consumers), 1)
+        unique, inverse = np.unique(match.holder * count + match.consumer, return_inverse=True)
+        pairs = np.stack(np.divmod(unique, count), axis=1)
+        if self._is_disjoint:  # Then it does not depend on the holders.
+            _, first, which = np.unique(pairs[:, 1], return_index=True, return_inverse=True)
+            order = np.argsort(first)
+            pairs, inverse = pairs[first[order]], np.argsort(order)[which.ravel()][inverse.ravel()]
+        found = [
+            self._group(match.holders[held], match.consumers[wanted])
+            for held, wanted in watched(pairs.tolist(), "grouping receivers", self._watch)
+        ]
+        return np.array(found, dtype=np.int64)[inverse.ravel()]
 
     def _group(self, held: IntArray, wanted: IntArray) -> int:
         """The number of the receivers ``wanted``, told apart by holders on their own hosts."""
-        local = held[:0]
+        sites, local = self._sites, held[:0]
+        hosts = sites.hosts[wanted + self._num_senders]
         if not self._is_disjoint:
-            hosts = self._sites.hosts
-            local = held[np.isin(hosts[held], hosts[wanted + self._num_senders])]
+            local = held[np.isin(sites.hosts[held], hosts)]
         key = (wanted.tobytes(), local.tobytes())
         if key not in self._group_index:
             self._group_index[key] = len(self._groups)
-            sites = self._sites
             if self._topology.relays == "never":
-                sites = _apart(sites, wanted + self._num_senders, local)
-            self._groups.append(HostGroups(wanted, local, sites, self._num_senders))
+                hosts = _apart(hosts, sites.hosts[local], len(sites.hosts))
+            self._groups.append(HostGroups(wanted, hosts, local, sites, self._num_senders))
         return self._group_index[key]
 
     def fanouts(self, drafts: Sequence[Draft]) -> tuple[Fanout, ...]:
@@ -96,7 +103,10 @@ class RouteBuilder:
             self._chunk_bytes = chunk_bytes or CHUNK_BYTES[0]
         else:
             shapes, self._chunk_bytes = choose_shapes(counts, self._demand(drafts), chunk_bytes)
-        return tuple(group.route(shapes[group.num_remote]) for group in self._groups)
+        return tuple(
+            group.route(shapes[group.num_remote])
+            for group in watched(self._groups, "finding routes", self._watch)
+        )
 
     @property
     def chunk_bytes(self) -> int:
@@ -106,22 +116,15 @@ class RouteBuilder:
     def _demand(self, drafts: Sequence[Draft]) -> Demand:
         """What the busiest sender and the busiest host move when every byte moves once."""
         sites, num_groups = self._sites, len(self._groups)
-        moved: dict[int, int] = {}
-        for draft in drafts:
-            work = draft.work
-            keys, inverse = np.unique(work.holders * num_groups + work.fanouts, return_inverse=True)
-            sums = np.zeros(len(keys), dtype=np.int64)
-            np.add.at(sums, inverse.ravel(), work.sizes * work.num_tensors)
-            for key, size in zip(keys.tolist(), sums.tolist(), strict=True):
-                moved[key] = moved.get(key, 0) + size
+        is_remote = np.array([group.num_remote > 0 for group in self._groups], dtype=bool)
         into = np.zeros(int(sites.hosts.max(initial=-1)) + 1, dtype=np.int64)
         by_holder = np.zeros(len(self._holders.sets), dtype=np.int64)
         by_group = np.zeros(num_groups, dtype=np.int64)
-        for key, size in moved.items():
-            held, group = divmod(key, num_groups)
-            if self._groups[group].num_remote:
-                by_holder[held] += size
-            by_group[group] += size
+        for work in (draft.work for draft in drafts):
+            num_bytes = work.sizes * work.num_tensors
+            leaves = is_remote[work.fanouts]
+            np.add.at(by_holder, work.holders[leaves], num_bytes[leaves])
+            np.add.at(by_group, work.fanouts, num_bytes)
         for group, size in zip(self._groups, by_group.tolist(), strict=True):
             into[group.remote_hosts] += size
         receive = int((into // np.maximum(_cards_per_host(sites), 1)).max(initial=0))
@@ -183,18 +186,10 @@ class _SetList:
         return self._index[key]
 
 
-def _apart(sites: Sites, places: IntArray, local: IntArray) -> Sites:
-    """The same sites, but with a host for each of these places that shares none with a holder.
-
-    They are the very same where that is so, in the order of the places: a copy for each group of a
-    hundred thousand ranks would take 80 GB.
-    """
-    if not len(local) and np.all(np.diff(sites.hosts[places]) > 0):
-        return sites
-    hosts = sites.hosts.copy()
-    alone = places[~np.isin(sites.hosts[places], sites.hosts[local])]
-    hosts[alone] = len(hosts) + np.arange(len(alone))
-    return replace(sites, hosts=hosts)
+def _apart(hosts: IntArray, held: IntArray, first: int) -> IntArray:
+    """The same hosts, but others, numbered from ``first``, for those not among ``held``."""
+    is_alone = ~np.isin(hosts, held) if len(held) else np.ones(len(hosts), dtype=bool)
+    return np.where(is_alone, first + np.cumsum(is_alone) - 1, hosts)
 
 
 def _cards_per_host(sites: Sites) -> IntArray:

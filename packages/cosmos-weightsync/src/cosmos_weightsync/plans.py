@@ -19,7 +19,7 @@ from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.pieces import Piece, PieceClass
 from cosmos_weightsync.routing import Fanout
-from cosmos_weightsync.streams import Edges, Streams, edges_of, link_usage, streams_of
+from cosmos_weightsync.streams import Edges, Streams, edges_of, link_usage, streams_of, summed
 from cosmos_weightsync.topology import Topology
 
 __all__ = ["PlanStats", "TransferPlan"]
@@ -211,20 +211,16 @@ class TransferPlan:
         return lower_bound(self._demands(), with_relays=with_relays)
 
     def _demands(self) -> Demands:
-        totals: dict[tuple[int, int], int] = {}
-        for group in self.classes:
-            key = group.holders * len(self.fanouts) + group.fanouts
-            unique, inverse = np.unique(key, return_inverse=True)
-            sums = np.zeros(len(unique), dtype=np.int64)
-            np.add.at(sums, inverse.ravel(), group.piece_bytes() * len(group.names))
-            for value, num_bytes in zip(unique.tolist(), sums.tolist(), strict=True):
-                pair = divmod(value, len(self.fanouts))
-                totals[pair] = totals.get(pair, 0) + num_bytes
+        none, count = np.zeros(0, dtype=np.int64), len(self.fanouts)
+        keys = [group.holders * count + group.fanouts for group in self.classes]
+        sizes = [group.piece_bytes() * len(group.names) for group in self.classes]
+        unique, sums = summed(np.concatenate([none, *keys]), np.concatenate([none, *sizes])[None])
+        held, fanouts = np.divmod(unique, count or 1)
         return Demands(
             num_senders=self.num_senders,
-            held=[self.holders[held] for held, _ in totals],
-            wanted=[self.fanouts[fanout].receivers for _, fanout in totals],
-            num_bytes=np.array(list(totals.values()), dtype=np.int64),
+            held=[self.holders[index] for index in held.tolist()],
+            wanted=[self.fanouts[index].receivers for index in fanouts.tolist()],
+            num_bytes=sums[0],
             sites=self.topology.sites(),
             links=self.topology.links,
         )

@@ -77,6 +77,7 @@ class HostGroups:
 
     Args:
         receivers: Ranks, ascending.
+        hosts: The host of each of them.
         local: Holders that sit on the hosts of these receivers; may be empty.
         sites: Where all holders sit.
         num_senders: Receiver rank r is holder ``num_senders + r``.
@@ -87,20 +88,26 @@ class HostGroups:
     """
 
     def __init__(
-        self, receivers: IntArray, local: IntArray, sites: Sites, num_senders: int
+        self,
+        receivers: IntArray,
+        hosts: IntArray,
+        local: IntArray,
+        sites: Sites,
+        num_senders: int,
     ) -> None:
-        holders = receivers + num_senders
-        order = np.lexsort((receivers, sites.rails[holders], sites.hosts[holders]))
+        order = np.lexsort((receivers, sites.rails[receivers + num_senders], hosts))
         self._receivers = receivers
         self._local = local
         self._sites = sites
         self._num_senders = num_senders
         self._order = order
-        hosts, self._first, self._count = np.unique(
-            sites.hosts[holders[order]], return_index=True, return_counts=True
+        self._hosts, self._first, self._count = np.unique(
+            hosts[order], return_index=True, return_counts=True
         )
-        self._is_remote = ~np.isin(hosts, sites.hosts[local])
-        self.remote_hosts = hosts[self._is_remote]
+        self._is_remote = np.ones(len(self._hosts), dtype=bool)
+        if len(local):
+            self._is_remote = ~np.isin(self._hosts, sites.hosts[local])
+        self.remote_hosts = self._hosts[self._is_remote]
         self.num_remote = len(self.remote_hosts)
 
     def route(self, shape: Shape) -> Fanout:
@@ -123,7 +130,8 @@ class HostGroups:
             ordered[np.arange(num_slots), position[:, host]] = upstream
         for host in np.flatnonzero(~self._is_remote).tolist():
             members = self._first[host] + np.arange(self._count[host])
-            ordered[:, members] = self._nearest(self._order[members])[None, :]
+            nearest = self._nearest(self._order[members], int(self._hosts[host]))
+            ordered[:, members] = nearest[None, :]
         parents = np.empty_like(ordered)
         parents[:, self._order] = ordered
         return Fanout(
@@ -133,10 +141,10 @@ class HostGroups:
             entries=np.where(self._is_remote[None, :], entry, NO_ENTRY),
         )
 
-    def _nearest(self, members: IntArray) -> IntArray:
+    def _nearest(self, members: IntArray, host: int) -> IntArray:
         """For receivers of one host, a holder on it each: on the same device, or in turn."""
         places = self._receivers[members] + self._num_senders
-        here = self._local[self._sites.hosts[self._local] == self._sites.hosts[places[0]]]
+        here = self._local[self._sites.hosts[self._local] == host]
         chosen = here[np.arange(len(members)) % len(here)]
         for index, place in enumerate(places.tolist()):
             same = here[self._sites.devices[here] == self._sites.devices[place]]

@@ -18,6 +18,7 @@ from cosmos_weightsync.fluid import FloatArray, Flows, Fluid, Mask
 from cosmos_weightsync.plans import TransferPlan
 from cosmos_weightsync.replanning import replan_living
 from cosmos_weightsync.streams import ports
+from cosmos_weightsync.watching import Watch, unwatched
 
 __all__ = ["Failure", "Simulation", "Span", "simulate"]
 
@@ -122,6 +123,7 @@ def simulate(
     *,
     failures: Sequence[Failure] = (),
     detect_s: float = 1.0,
+    watch: Watch = unwatched,
 ) -> Simulation:
     """Run a plan over its topology.
 
@@ -130,6 +132,7 @@ def simulate(
         failures: Who dies when.
         detect_s: How long after a death the others go on without the dead, by the rules of
             `replan_without`.
+        watch: Called now and then with what is being done and which share of it is done, 0 to 1.
 
     Raises:
         TopologyError: somebody who is not in the plan dies, or a time is none.
@@ -139,7 +142,7 @@ def simulate(
     for failure in failures:
         if not 0 <= failure.holder < plan.num_holders:
             raise TopologyError(f"no holder {failure.holder}: the plan has {plan.num_holders}")
-    run = _Run(plan, detect_s)
+    run = _Run(plan, detect_s, watch)
     for failure in sorted(failures, key=lambda item: item.at_s):
         run.until(failure.at_s)
         run.kill(failure.holder)
@@ -154,7 +157,8 @@ def _last_end(spans: Sequence[Span]) -> float:
 class _Run:
     """A plan under way."""
 
-    def __init__(self, plan: TransferPlan, detect_s: float) -> None:
+    def __init__(self, plan: TransferPlan, detect_s: float, watch: Watch) -> None:
+        self._watch = watch
         self._plan = plan
         self._detect_s = detect_s
         self._dead: list[int] = []
@@ -175,7 +179,7 @@ class _Run:
 
     def until(self, end_s: float) -> None:
         """Let time pass, at most until then."""
-        self._fluid.until(end_s)
+        self._fluid.until(end_s, self._watch)
 
     def kill(self, holder: int) -> None:
         """A rank dies; others notice later, and take what it owed them from somebody else."""

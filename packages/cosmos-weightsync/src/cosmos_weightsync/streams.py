@@ -22,6 +22,7 @@ __all__ = [
     "link_usage",
     "ports",
     "streams_of",
+    "summed",
 ]
 
 
@@ -51,6 +52,9 @@ class Stream:
 
 
 Streams = tuple[Stream, ...]
+
+_PENDING = 1 << 22
+"""So many deliveries are added up at once."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -91,21 +95,23 @@ def streams_of(
         key = (route * len(holders) + group.holders) * max_held + group.firsts
         repeats = len(group.names) // shape[0] if shape[0] else 0
         weights = np.broadcast_to(group.piece_bytes() * repeats, shape)
-        unique, sums = _summed(
+        unique, sums = summed(
             np.broadcast_to(key, shape), np.stack([weights, np.full(shape, repeats)])
         )
         keys.append(unique)
         totals.append(sums)
     none = np.zeros(0, dtype=np.int64)
-    unique, (sizes, counts) = _summed(
+    unique, (sizes, counts) = summed(
         np.concatenate([none, *keys]), np.concatenate([none.reshape(2, 0), *totals], axis=1)
     )
     rest, firsts = np.divmod(unique, max_held)
     routes, sets = np.divmod(rest, len(holders) or 1)
+    counts_held = np.array([len(held) for held in holders], dtype=np.int64)
+    feeders = _Feeders(np.concatenate([none, *holders]), counts_held)
     found: list[Stream] = []
-    cuts = np.flatnonzero(np.diff(routes)) + 1
-    for rows in np.split(np.arange(len(routes)), cuts) if len(routes) else []:
-        route = int(routes[rows[0]])
+    ranges = np.stack(np.unique(routes, return_index=True, return_counts=True), axis=1)
+    for route, begin, count in ranges.tolist():
+        rows = slice(begin, begin + count)
         fanout, slot = divmod(route, max_slots)
         found.append(
             Stream(
@@ -113,7 +119,7 @@ def streams_of(
                 receivers=fanouts[fanout].receivers,
                 parents=fanouts[fanout].parents[slot],
                 num_bytes=int(sizes[rows].sum()),
-                sources=_feeders(holders, sets[rows], firsts[rows], fanouts[fanout].num_feeds),
+                sources=feeders.of(sets[rows], firsts[rows], fanouts[fanout].num_feeds),
                 source_bytes=sizes[rows],
                 num_pieces=int(counts[rows].sum()),
                 source_pieces=counts[rows],
@@ -122,7 +128,7 @@ def streams_of(
     return tuple(found)
 
 
-def _summed(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
+def summed(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
     """The distinct keys, and ``values[i, ...]`` added up over equal keys for each i."""
     unique, inverse = np.unique(keys, return_inverse=True)
     sums = np.zeros((len(values), len(unique)), dtype=np.int64)
@@ -131,35 +137,40 @@ def _summed(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
     return unique, sums
 
 
-def _feeders(
-    holders: Sequence[IntArray], sets: IntArray, firsts: IntArray, num_feeds: int
-) -> IntArray:
-    """``[row, k]``: the k-th holder, from ``firsts[row]`` on, of set ``sets[row]``."""
-    steps = np.arange(num_feeds)
-    rows = [
-        holders[index][(first + steps) % len(holders[index])]
-        for index, first in zip(sets.tolist(), firsts.tolist(), strict=True)
-    ]
-    return np.array(rows, dtype=np.int64).reshape(len(sets), num_feeds)
+class _Feeders:
+    """The sets of holders one after another, to look many up at once."""
+
+    def __init__(self, flat: IntArray, counts: IntArray) -> None:
+        self._flat = flat
+        self._counts = counts
+        self._begins = np.cumsum(counts) - counts
+
+    def of(self, sets: IntArray, firsts: IntArray, num_feeds: int) -> IntArray:
+        """``[row, k]``: the k-th holder, from ``firsts[row]`` on, of set ``sets[row]``."""
+        turn = (firsts[:, None] + np.arange(num_feeds)) % self._counts[sets][:, None]
+        return self._flat[self._begins[sets][:, None] + turn]
 
 
 def edges_of(streams: Streams, num_receivers: int) -> Edges:
     """Add up what goes between the same two."""
-    keys, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    keys: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+    sizes: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+    num_pending = num_known = 0
     for stream in streams:
         is_known = stream.parents >= 0
-        keys.append(stream.parents[is_known] * num_receivers + stream.receivers[is_known])
-        sizes.append(np.full(len(keys[-1]), stream.num_bytes))
         fed = np.flatnonzero(~is_known)
         sources = stream.sources[:, -1 - stream.parents[fed]]
-        weights = np.broadcast_to(stream.source_bytes[:, None], sources.shape)
-        fed_keys, (sums,) = _summed(sources * num_receivers + stream.receivers[fed], weights[None])
-        keys.append(fed_keys)
-        sizes.append(sums)
-    unique, (num_bytes,) = _summed(np.concatenate(keys), np.concatenate(sizes)[None])
-    used = unique[num_bytes > 0]
-    sources, receivers = np.divmod(used, max(num_receivers, 1))
-    return Edges(sources, receivers, num_bytes[num_bytes > 0])
+        known = stream.parents[is_known] * num_receivers + stream.receivers[is_known]
+        keys += [known, (sources * num_receivers + stream.receivers[fed]).ravel()]
+        sizes += [np.full(len(known), stream.num_bytes), np.repeat(stream.source_bytes, len(fed))]
+        num_pending += len(known) + sources.size
+        if num_pending > max(_PENDING, num_known):
+            unique, sums = summed(np.concatenate(keys), np.concatenate(sizes)[None])
+            keys, sizes, num_pending, num_known = [unique], [sums[0]], 0, len(unique)
+    unique, sums = summed(np.concatenate(keys), np.concatenate(sizes)[None])
+    moves = sums[0] > 0
+    sources, receivers = np.divmod(unique[moves], num_receivers or 1)
+    return Edges(sources, receivers, sums[0][moves])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -236,7 +247,8 @@ def _port_names(topology: Topology, num_devices: int, num_cards: int) -> tuple[s
 
 def link_usage(edges: Edges, topology: Topology) -> LinkUsage:
     """How long edges keep each link busy; a copy on a device counts once."""
-    num_bytes, found = edges.num_bytes, ports(edges.sources, edges.receivers, topology)
+    num_bytes = edges.num_bytes
+    found = ports(edges.sources, edges.receivers, topology)
     speeds = np.array([link.bytes_per_s for link in topology.links.by_kind()])
     seconds = found.weights * (num_bytes / speeds[found.kinds])
     busy = np.bincount(found.used.ravel(), weights=seconds.ravel(), minlength=len(found.names) + 1)[

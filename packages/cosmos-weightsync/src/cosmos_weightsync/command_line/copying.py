@@ -129,7 +129,7 @@ def pull(
     SOURCE is the endpoint that 'push' printed, a directory, or a URL such as s3://bucket/v00000007.
     Every chunk is checked. What is there already and is the same is not fetched again.
     """
-    with show_errors():
+    with show_errors("Run the same command again to go on where it stopped."):
         if token_file is not None:
             token = _token_in(token_file)
         started = time.monotonic()

@@ -12,6 +12,7 @@ from rich.progress import (
     DownloadColumn,
     Progress,
     SpinnerColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -20,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from cosmos_weightsync.errors import WeightSyncError
+from cosmos_weightsync.watching import Watch
 
 __all__ = [
     "echo_table",
@@ -107,13 +109,27 @@ def show_progress(what: str, total: int, *, as_json: bool) -> Generator[Callable
 
 
 @contextlib.contextmanager
-def show_work(what: str, *, as_json: bool) -> Generator[None]:
-    """What is being worked on and for how long, on a terminal's stderr, until it is done."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+def show_work(what: str, *, as_json: bool) -> Generator[Watch]:
+    """What is being worked on and for how long, on a terminal's stderr, until it is done.
+
+    The function says which part of it is under way, and which share of that is done.
+    """
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=as_json) as progress:
-        progress.add_task(what, total=None)
-        yield
+    is_hidden = as_json or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
+        task = progress.add_task(what, total=None)
+
+        def tell(part: str, share: float) -> None:
+            progress.update(task, description=f"{what}: {part}", total=1.0, completed=share)
+
+        yield tell
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
@@ -123,12 +139,16 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 
 @contextlib.contextmanager
-def show_errors() -> Generator[None]:
-    """End with one line and what to do about it, never with a traceback."""
+def show_errors(if_interrupted: str = "") -> Generator[None]:
+    """End with one line and what to do about it, never with a traceback.
+
+    Args:
+        if_interrupted: What to do after Ctrl-C.
+    """
     try:
         yield
     except WeightSyncError as error:
         hint = _HINTS.get(type(error).__name__, "")
         fail(f"Error: {error}" + (f"\n{hint}" if hint else ""))
     except KeyboardInterrupt:
-        fail("\nInterrupted. Run the same command again to go on where it stopped.", 130)
+        fail(f"\nInterrupted. {if_interrupted}".rstrip(), 130)

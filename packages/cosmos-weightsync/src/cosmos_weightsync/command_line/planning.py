@@ -6,9 +6,12 @@ import click
 import msgspec
 
 from cosmos_weightsync.command_line.layouts import Sides, sides_arguments
+from cosmos_weightsync.command_line.memory import available_bytes
 from cosmos_weightsync.command_line.output import examples, report, show_errors, show_work
 from cosmos_weightsync.command_line.topologies import TopologyOptions, topology_options
+from cosmos_weightsync.plan_sizes import check_fits, plan_size
 from cosmos_weightsync.planning import plan_transfer
+from cosmos_weightsync.watching import Watch
 
 __all__ = ["plan"]
 
@@ -30,18 +33,23 @@ def plan(sides: Sides, place: TopologyOptions, as_json: bool) -> None:
 
     A layout is a .json or .msgpack file, as Layout.to_json and to_msgpack write it; a safetensors
     directory, of which only headers are read; or a size such as 16GB. Without any option about
-    hosts and links, nothing is known of them, and nobody passes anything on.
+    hosts and links, nothing is known of them, and nobody passes anything on. A plan that would not
+    fit into the memory there is ends with status 1 before it is made.
     """
     with show_errors():
-        with show_work("planning", as_json=as_json):
-            facts = _facts(sides, place)
+        with show_work("planning", as_json=as_json) as watch:
+            facts = _facts(sides, place, watch)
         report(facts, as_json=as_json)
 
 
-def _facts(sides: Sides, place: TopologyOptions) -> dict[str, Any]:
+def _facts(sides: Sides, place: TopologyOptions, watch: Watch) -> dict[str, Any]:
     offered, wanted = sides.layouts()
     ranks = offered.num_ranks, wanted.num_ranks
-    planned = plan_transfer(offered, wanted, place.build(*ranks) if place.is_given else None)
+    topology = place.build(*ranks) if place.is_given else None
+    size = plan_size(offered, wanted, topology)
+    check_fits(size.num_pieces, size.num_bytes, available_bytes())
+    planned = plan_transfer(offered, wanted, topology, watch=watch)
+    watch("adding up", 1.0)
     stats = planned.stats()
     return {
         "sender_ranks": ranks[0],

@@ -8,6 +8,7 @@ import click
 
 from cosmos_weightsync.command_line.figures import draw_timeline
 from cosmos_weightsync.command_line.layouts import Sides, sides_arguments
+from cosmos_weightsync.command_line.memory import available_bytes
 from cosmos_weightsync.command_line.output import (
     echo_table,
     examples,
@@ -18,6 +19,7 @@ from cosmos_weightsync.command_line.output import (
 )
 from cosmos_weightsync.command_line.topologies import TopologyOptions, topology_options
 from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.plan_sizes import check_fits, plan_size
 from cosmos_weightsync.planning import TransferPlan, plan_transfer
 from cosmos_weightsync.simulation import Failure, Simulation, simulate
 
@@ -94,12 +96,15 @@ def simulate_command(
     beat (the bound). Ends with status 1 if a living receiver never gets everything.
     """
     with show_errors():
-        with show_work("planning and simulating", as_json=as_json):
+        with show_work("planning and simulating", as_json=as_json) as watch:
             offered, wanted = sides.layouts()
             ranks = offered.num_ranks, wanted.num_ranks
             failures = [parse_failure(text, *ranks) for text in deaths]
-            plan = plan_transfer(offered, wanted, place.build(*ranks))
-            found = simulate(plan, failures=failures, detect_s=detect_s)
+            topology = place.build(*ranks)
+            size = plan_size(offered, wanted, topology)
+            check_fits(size.num_pieces, size.simulated_bytes, available_bytes())
+            plan = plan_transfer(offered, wanted, topology, watch=watch)
+            found = simulate(plan, failures=failures, detect_s=detect_s, watch=watch)
             facts = _facts(plan, found)
         if figure is not None:
             draw_timeline(found, figure, bound_s=plan.lower_bound(), failures=failures)
