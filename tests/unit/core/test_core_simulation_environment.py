@@ -9,19 +9,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from simulated import SIMPLE, TAILED, controlled
 
-from cosmos_core.control import ControllerConfig, StalenessConfig
-from cosmos_core.control.config import StalenessName
 from cosmos_core.messages import CancelGroup, Event, Generate, GroupFinished, GroupId
 from cosmos_core.simulation import (
     Capacity,
-    EngineSpeed,
     LengthConfig,
     LogRecord,
     QueueDepths,
     Span,
     StepTaken,
-    SystemConfig,
     figures_of,
     generate_bound_s,
     read_log,
@@ -30,42 +27,12 @@ from cosmos_core.simulation import (
 )
 from cosmos_core.simulation.engine import SimulatedRollout
 
-# One request at a time, a token every 0.1 s, 10 tokens; the first version is there after 0.75 s.
-SIMPLE = SystemConfig(
-    rollouts=1,
-    slots=1,
-    speed=EngineSpeed(fixed_s=0.1, request_s=0.0, max_running=1),
-    lengths=LengthConfig(median=10.0, sigma=0.0),
-    train_s=2.0,
-    push_s=0.5,
-    swap_s=0.25,
-    environment_s=2.0,
-)
+ONE_BY_ONE = replace(SIMPLE, environment_s=2.0)
 BEGIN_S = 0.75
-TAILED = SystemConfig(
-    slots=8,
-    speed=EngineSpeed(fixed_s=5e-3, request_s=0.3e-3, max_running=8),
-    lengths=LengthConfig(median=32.0, sigma=0.7, longest=256),
-    train_s=0.5,
-    push_s=0.2,
-    swap_s=0.005,
-    environment_s=0.5,
-)
+"""The first version is there."""
+AWAY = replace(TAILED, train_s=0.5, environment_s=0.5)
 WITHOUT = "a11e4b67"
 """How the digest of a log began before there were environments; admission changes it, too."""
-
-
-def controlled(
-    depth: int, bound: int, policy: StalenessName = "block", *, groups: int = 1, samples: int = 1
-) -> ControllerConfig:
-    return ControllerConfig(
-        num_steps=1_000_000,
-        groups_per_step=groups,
-        samples_per_group=samples,
-        staleness=StalenessConfig(depth=depth, bound=bound, policy=policy),
-        lease_s=1e9,
-        first_lease_s=1e9,
-    )
 
 
 def first_step(log: Sequence[LogRecord]) -> StepTaken:
@@ -103,16 +70,16 @@ class Alone:
 
 def test_without_an_environment_the_log_is_what_it_was_to_the_last_bit() -> None:
     log = simulate(
-        controlled(2, 4, groups=4, samples=2), replace(TAILED, environment_s=0.0), steps=12
+        controlled(2, 4, groups=4, samples=2), replace(AWAY, environment_s=0.0), steps=12
     )
     lines = b"\n".join(msgspec.json.encode(record) for record in log)
     assert hashlib.sha256(lines).hexdigest()[:8] == WITHOUT
 
 
 def test_a_group_takes_its_tokens_and_the_answer_of_its_environment() -> None:
-    log = simulate(controlled(0, 0), SIMPLE, steps=1)
-    first, second = SIMPLE.turns(0, 0)
-    answer_s = SIMPLE.answer_s(0, first)
+    log = simulate(controlled(0, 0), ONE_BY_ONE, steps=1)
+    first, second = ONE_BY_ONE.turns(0, 0)
+    answer_s = ONE_BY_ONE.answer_s(0, first)
     assert first_step(log).start_s == pytest.approx(BEGIN_S + 1.0 + answer_s)
     last = [(span.activity, span.end_s - span.start_s, span.tokens) for span in rollout_spans(log)]
     assert last[-3:] == [
@@ -125,7 +92,7 @@ def test_a_group_takes_its_tokens_and_the_answer_of_its_environment() -> None:
 
 def test_others_are_decoded_in_the_place_of_a_sample_that_is_with_its_environment() -> None:
     """One place and two samples: the second turns come in the order in which the answers do."""
-    system = replace(SIMPLE, environment_s=20.0)
+    system = replace(ONE_BY_ONE, environment_s=20.0)
     log = simulate(controlled(0, 0, samples=2), system, steps=1)
     turns = [system.turns(0, sibling) for sibling in range(2)]
     free_s, back = BEGIN_S, list[tuple[float, int]]()
@@ -143,7 +110,7 @@ def test_others_are_decoded_in_the_place_of_a_sample_that_is_with_its_environmen
 
 
 def test_a_sample_that_is_away_during_a_swap_has_tokens_of_two_versions() -> None:
-    log = simulate(controlled(2, 4, groups=4, samples=2), TAILED, steps=8)
+    log = simulate(controlled(2, 4, groups=4, samples=2), AWAY, steps=8)
     samples = [sample for r in log if isinstance(r, StepTaken) for sample in r.samples]
     assert any(sample.oldest_version < sample.newest_version for sample in samples)
     for step in (record for record in log if isinstance(record, StepTaken)):
@@ -151,7 +118,7 @@ def test_a_sample_that_is_away_during_a_swap_has_tokens_of_two_versions() -> Non
 
 
 def test_every_generated_token_is_decoded_once_in_one_of_two_turns() -> None:
-    log = simulate(controlled(2, 4, groups=8, samples=4), TAILED, steps=10)
+    log = simulate(controlled(2, 4, groups=8, samples=4), AWAY, steps=10)
     last = [record for record in log if isinstance(record, QueueDepths)][-1]
     in_work = sum(span.tokens for span in rollout_spans(log)) - last.generated_tokens
     assert 0 <= in_work <= 2 * 8 * 4 * 256
@@ -160,12 +127,12 @@ def test_every_generated_token_is_decoded_once_in_one_of_two_turns() -> None:
 def test_a_group_that_is_given_up_does_not_come_back_from_its_environment() -> None:
     """Of two groups the first one is given up half-way through its answer."""
     world = Alone()
-    rollout = SimulatedRollout("r", SIMPLE, world)
+    rollout = SimulatedRollout("r", ONE_BY_ONE, world)
     groups = [GroupId("train", 0, ordinal) for ordinal in range(2)]
     for group in groups:
         rollout.obey(Generate(group=group, attempt=0, num_samples=1))
-    first, _ = SIMPLE.turns(0, 0)
-    given_up_s = 0.1 * first + 0.5 * SIMPLE.answer_s(0, first)
+    first, _ = ONE_BY_ONE.turns(0, 0)
+    given_up_s = 0.1 * first + 0.5 * ONE_BY_ONE.answer_s(0, first)
     world.after(given_up_s, lambda: rollout.obey(CancelGroup(group=groups[0], attempt=0)))
     world.run()
     finished = [event.group for event in world.events if isinstance(event, GroupFinished)]
@@ -175,23 +142,23 @@ def test_a_group_that_is_given_up_does_not_come_back_from_its_environment() -> N
 
 
 def test_two_turns_have_the_length_of_one_and_cost_no_more_tokens() -> None:
-    plain = replace(TAILED, environment_s=0.0)
+    plain = replace(AWAY, environment_s=0.0)
     for ordinal in range(100):
-        first, second = TAILED.turns(ordinal, 1)
+        first, second = AWAY.turns(ordinal, 1)
         assert plain.turns(ordinal, 1) == (first + second,)
         assert min(first, second) >= 1
     config = controlled(2, 4, groups=8, samples=4)
-    assert generate_bound_s(config, TAILED) == generate_bound_s(config, plain)
+    assert generate_bound_s(config, AWAY) == generate_bound_s(config, plain)
     single = LengthConfig(median=1.0, sigma=0.0)
-    assert replace(TAILED, lengths=single).turns(0, 0) == (1, 1)
+    assert replace(AWAY, lengths=single).turns(0, 0) == (1, 1)
 
 
 def test_answers_are_exponential_and_drawn_from_prompt_and_turn() -> None:
-    answers = [TAILED.answer_s(ordinal, 7) for ordinal in range(4000)]
+    answers = [AWAY.answer_s(ordinal, 7) for ordinal in range(4000)]
     assert sum(answers) / len(answers) == pytest.approx(0.5, rel=0.05)
     assert sum(answer > 1.0 for answer in answers) / len(answers) == pytest.approx(0.135, abs=0.02)
-    assert answers[3] == TAILED.answer_s(3, 7) != TAILED.answer_s(3, 8)
-    assert replace(TAILED, environment_s=0.0).answer_s(3, 7) == 0.0
+    assert answers[3] == AWAY.answer_s(3, 7) != AWAY.answer_s(3, 8)
+    assert replace(AWAY, environment_s=0.0).answer_s(3, 7) == 0.0
 
 
 def test_figures_tell_how_long_engines_waited_for_environments() -> None:
@@ -208,7 +175,7 @@ def test_figures_tell_how_long_engines_waited_for_environments() -> None:
 def test_a_wait_for_an_environment_is_read_back_and_one_for_something_else_refused(
     tmp_path: Path,
 ) -> None:
-    log = simulate(controlled(0, 0), SIMPLE, steps=1)
+    log = simulate(controlled(0, 0), ONE_BY_ONE, steps=1)
     write_log(tmp_path / "log.jsonl", log)
     assert read_log([tmp_path / "log.jsonl"]) == log
     text = (tmp_path / "log.jsonl").read_text()
