@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-import torch
+from with_amx import WITH_AMX
 
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
@@ -49,9 +49,7 @@ def test_an_engine_serves_what_the_sender_quantised(engines, kind):
     check(engines.ask("check_quantised", kind=kind, family="llama3"))
 
 
-@pytest.mark.skipif(
-    not torch.cpu._is_amx_tile_supported(), reason="vLLM's kernels for a CPU are of AMX"
-)
+@WITH_AMX
 @pytest.mark.parametrize("model", ["llama3", "qwen3-moe", "deepseek-v3"])
 def test_an_engine_serves_blocks_of_fp8(engines, model):
     """Of matrices, of experts, and of latent attention, whose scales vLLM works into others."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from with_amx import WITH_AMX
 
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
@@ -104,9 +104,7 @@ def test_two_workers_hold_their_halves(two_workers, family):
     assert [sorted(answer["whole"]) for answer in answers] == expected
 
 
-@pytest.mark.skipif(
-    not torch.cpu._is_amx_tile_supported(), reason="vLLM's kernels for a CPU are of AMX"
-)
+@WITH_AMX
 @pytest.mark.parametrize("family", ["llama3", "qwen3-moe", "deepseek-v3"])
 def test_two_workers_hold_their_halves_of_blocks_of_fp8(two_workers, family):
     """A block's scale goes where the block goes; both workers need one that they share."""

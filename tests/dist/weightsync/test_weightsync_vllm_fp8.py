@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from layers_of_fp8 import BLOCKS_OF_FP8, ROWS_OF_FP8
+from with_amx import WITH_AMX
 
 from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSender, shards_of
 from cosmos_weightsync.encodings import BlockFp8, Cast, RowwiseFp8, encode
@@ -38,9 +39,6 @@ PROMPT = [1, 2, 3, 4]
 
 ROWS = (RowwiseFp8(names=("*_proj.weight",)), ROWS_OF_FP8)
 BLOCKS = (BlockFp8(names=("*_proj.weight",)), BLOCKS_OF_FP8)
-WITH_AMX = pytest.mark.skipif(
-    not torch.cpu._is_amx_tile_supported(), reason="vLLM's kernels for a CPU are of AMX"
-)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cosmos_weightsync.bounds import Demands, lower_bound
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.pieces import Piece, PieceClass
-from cosmos_weightsync.routing import Fanout
+from cosmos_weightsync.routing import Fanout, HolderSets
 from cosmos_weightsync.streams import Edges, Streams, edges_of, link_usage, streams_of, summed
 from cosmos_weightsync.topology import Topology
 
@@ -172,19 +172,15 @@ class TransferPlan:
             firsts: At which holder of its set each piece begins; ``[tensors or 1, pieces]``.
             holders: The set of holders of each piece.
         """
-        offsets, flat = self._flat_holders
-        counts = np.diff(offsets)[holders]
-        turn = (firsts - 1 - codes) % counts
-        return np.where(codes >= 0, codes, flat[offsets[holders] + turn])
+        return np.where(codes >= 0, codes, self._holder_sets.at(holders, firsts - 1 - codes))
 
     @cached_property
     def _position(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.order)}
 
     @cached_property
-    def _flat_holders(self) -> tuple[IntArray, IntArray]:
-        offsets = np.cumsum([0, *(len(held) for held in self.holders)])
-        return offsets, np.concatenate([np.zeros(0, dtype=np.int64), *self.holders])
+    def _holder_sets(self) -> HolderSets:
+        return HolderSets(self.holders)
 
     def edge_bytes(self) -> IntArray:
         """Bytes from each holder (row: senders, then receivers) to each receiver (column)."""

@@ -15,6 +15,7 @@ holders ─┬─► host 0                            feeds = number of hosts: 
 ```
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.topology import Sites
 
-__all__ = ["NO_ENTRY", "Fanout", "HostGroups", "Shape", "tree_depth"]
+__all__ = ["NO_ENTRY", "Fanout", "HolderSets", "HostGroups", "Shape", "tree_depth"]
 
 NO_ENTRY = -1
 
@@ -70,6 +71,23 @@ class Fanout:
     def num_slots(self) -> int:
         """Into how many ways payloads can be told apart."""
         return len(self.parents)
+
+
+class HolderSets:
+    """Sets of holders one after another, to look many up at once.
+
+    Args:
+        sets: None of them empty.
+    """
+
+    def __init__(self, sets: Sequence[IntArray]) -> None:
+        self._flat = np.concatenate([np.zeros(0, dtype=np.int64), *sets])
+        self._counts = np.array([len(held) for held in sets], dtype=np.int64)
+        self._begins = np.cumsum(self._counts) - self._counts
+
+    def at(self, sets: IntArray, turn: IntArray) -> IntArray:
+        """Of each of these sets the holder whose turn it is; after the last comes the first."""
+        return self._flat[self._begins[sets] + turn % self._counts[sets]]
 
 
 class HostGroups:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.links import LINK_KINDS
 from cosmos_weightsync.pieces import PieceClass
-from cosmos_weightsync.routing import Fanout
+from cosmos_weightsync.routing import Fanout, HolderSets
 from cosmos_weightsync.topology import Topology
 
 __all__ = [
@@ -106,20 +106,20 @@ def streams_of(
     )
     rest, firsts = np.divmod(unique, max_held)
     routes, sets = np.divmod(rest, len(holders) or 1)
-    counts_held = np.array([len(held) for held in holders], dtype=np.int64)
-    feeders = _Feeders(np.concatenate([none, *holders]), counts_held)
+    held = HolderSets(holders)
     found: list[Stream] = []
     ranges = np.stack(np.unique(routes, return_index=True, return_counts=True), axis=1)
     for route, begin, count in ranges.tolist():
         rows = slice(begin, begin + count)
         fanout, slot = divmod(route, max_slots)
+        turn = firsts[rows, None] + np.arange(fanouts[fanout].num_feeds)
         found.append(
             Stream(
                 route=route,
                 receivers=fanouts[fanout].receivers,
                 parents=fanouts[fanout].parents[slot],
                 num_bytes=int(sizes[rows].sum()),
-                sources=feeders.of(sets[rows], firsts[rows], fanouts[fanout].num_feeds),
+                sources=held.at(sets[rows, None], turn),
                 source_bytes=sizes[rows],
                 num_pieces=int(counts[rows].sum()),
                 source_pieces=counts[rows],
@@ -135,20 +135,6 @@ def summed(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
     for row, weights in zip(sums, values, strict=True):
         np.add.at(row, inverse.ravel(), weights.ravel())
     return unique, sums
-
-
-class _Feeders:
-    """The sets of holders one after another, to look many up at once."""
-
-    def __init__(self, flat: IntArray, counts: IntArray) -> None:
-        self._flat = flat
-        self._counts = counts
-        self._begins = np.cumsum(counts) - counts
-
-    def of(self, sets: IntArray, firsts: IntArray, num_feeds: int) -> IntArray:
-        """``[row, k]``: the k-th holder, from ``firsts[row]`` on, of set ``sets[row]``."""
-        turn = (firsts[:, None] + np.arange(num_feeds)) % self._counts[sets][:, None]
-        return self._flat[self._begins[sets][:, None] + turn]
 
 
 def edges_of(streams: Streams, num_receivers: int) -> Edges:
