@@ -118,6 +118,11 @@ class Worker:
         if line.strip() != word.encode():
             raise RuntimeError(f"{self.name}: said {line!r} where {word!r} was due; see its log")
 
+    async def kill(self) -> None:
+        """End the process as it would end by itself: at once, in the middle of anything."""
+        self._process.kill()
+        await self._process.wait()
+
     async def stop(self) -> None:
         """End the process."""
         if self._process.returncode is None:
@@ -160,7 +165,7 @@ async def run_arm(
             await bus.send_event(StopRequested(reason="measured"))
             for worker in busy:
                 await worker.until("done", _STOP_S)
-    return [*read_log([path / "spans" / f"{worker.name}.jsonl" for worker in busy]), *depths]
+    return [*read_log(sorted((path / "spans").iterdir())), *depths]
 
 
 def recipe_of(arm: Arm, place: Place) -> str:
@@ -250,10 +255,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _place(out: Path, redis_url: str) -> Place:
+def make_place(out: Path, redis_url: str) -> Place:
+    """Make the prompts and the model that all runs share."""
     some = next(iter(arms(0).values()))
     recipe = load_recipe(
-        ROOT / "configs/quickstart.toml",
+        ROOT / "configs/sums.toml",
         [
             "warmup.steps=0",
             "rollout.engine={kind='scripted'}",
@@ -290,7 +296,7 @@ def _chosen(options: argparse.Namespace) -> tuple[list[str], list[int], float]:
 
 async def measure(options: argparse.Namespace, redis_url: str, results: list[Result]) -> None:
     """Run the chosen arms, interleaved, each compared with its simulation; add to ``results``."""
-    place = _place(options.out.resolve(), redis_url)
+    place = make_place(options.out.resolve(), redis_url)
     names, seeds, seconds = _chosen(options)
     first = arms(0, options.environment_latency)
     rollouts = max(first[name].system.rollouts for name in names)

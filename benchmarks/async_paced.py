@@ -4,6 +4,7 @@ What they do and when goes into spans; everything between them, from the queues 
 token boundary, is the system's own.
 """
 
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,14 @@ from torch import nn
 from cosmos_algos import GrpoConfig
 from cosmos_app.roles.weights import ReceivedWeights
 from cosmos_app.step_share import StepShare, share_of_step, step_statistics
+from cosmos_core.lineage import is_on_line
 from cosmos_core.messages import Role, Train
+from cosmos_core.rundir import write_atomic
 from cosmos_core.simulation import (
     Activity,
     LogRecord,
     Span,
+    StepTaken,
     SystemConfig,
     step_taken,
     write_log,
@@ -30,6 +34,9 @@ from cosmos_rollout import GenerationRequest, SleepPolicy, StagedWeights
 from cosmos_rollout.engines.in_process import DecodedToken
 from cosmos_weightsync import SenderConfig, WeightSender, shards_of
 
+GROUPS = "groups.jsonl"
+"""The groups of each step that a `PacedTrainer` took, in the order in which it took them."""
+_CHECKPOINT = "paced.json"
 _LATEST_S = 0.25
 _WIDTH, _LAYERS = 512, 4
 _TOKEN = 5
@@ -48,13 +55,21 @@ def sleep_until(moment_s: float) -> None:
 
 
 class Diary:
-    """Spans of one replica, one after the other without gaps."""
+    """Spans of one replica, one after the other without gaps.
 
-    def __init__(self, role: Role, replica: str) -> None:
+    Args:
+        role: of the replica.
+        replica: its name.
+        path: written to as things end, so that who is killed leaves what it had done.
+    """
+
+    def __init__(self, role: Role, replica: str, path: Path | None = None) -> None:
         self.records: list[LogRecord] = []
         self.until_s = time.monotonic()
         self._role: Role = role
         self._replica = replica
+        self._path = path
+        self._num_written = 0
 
     def note(
         self,
@@ -76,7 +91,7 @@ class Diary:
             start_s, tokens = last.start_s, last.tokens + tokens
             self.records.pop()
         if end_s > start_s:
-            self.records.append(
+            self._add(
                 Span(
                     role=self._role,
                     replica=self._replica,
@@ -89,10 +104,21 @@ class Diary:
                 )
             )
 
-    def write(self, folder: Path) -> None:
-        """Write everything down."""
-        folder.mkdir(exist_ok=True)
-        write_log(folder / f"{self._replica}.jsonl", self.records)
+    def took(self, step: StepTaken) -> None:
+        """Say which step was taken."""
+        self._add(step)
+        self.write(whole=True)
+
+    def write(self, *, whole: bool) -> None:
+        """Write down what was not yet; without ``whole`` all but the last, which may go on."""
+        done = self.records[self._num_written : None if whole else -1]
+        if self._path is not None and done:
+            write_log(self._path, done)
+            self._num_written += len(done)
+
+    def _add(self, record: LogRecord) -> None:
+        self.records.append(record)
+        self.write(whole=False)
 
 
 class PacedWeights:
@@ -224,11 +250,17 @@ class PacedDecoder:
 
 
 class PacedTrainer:
-    """A `StepTrainer` that takes ``train_s`` for a step and really publishes small weights."""
+    """A `StepTrainer` that takes ``train_s`` for a step and really publishes small weights.
 
-    def __init__(self, system: SystemConfig, diary: Diary) -> None:
-        self.version = 0
-        self.lineage = 0
+    Args:
+        system: how long it takes.
+        diary: of what it does.
+        folder: where it keeps its checkpoint and the groups of its steps; it goes on from there.
+    """
+
+    def __init__(self, system: SystemConfig, diary: Diary, folder: Path) -> None:
+        self._folder = folder
+        self.version, self._line = self._restore()
         self.num_passes = 0
         self.is_waiting = False
         self.problem = ""
@@ -240,7 +272,7 @@ class PacedTrainer:
         self._sender = WeightSender(
             shards_of(self._model), rank=0, num_ranks=1, config=SenderConfig()
         )
-        self._sender.publish(0)
+        self._sender.publish(self.version)
         self._free_s = diary.until_s = time.monotonic()
 
     @property
@@ -248,14 +280,22 @@ class PacedTrainer:
         """Where the weights are served."""
         return self._sender.endpoint
 
+    @property
+    def lineage(self) -> int:
+        """That of the weights it holds."""
+        return len(self._line)
+
     def is_lost_on(self, line: Sequence[int]) -> bool:
-        """There is one replica, which never falls back."""
-        del line
-        return False
+        """Whether a run that has this line has fallen back from the weights held here."""
+        return not is_on_line(line, self.lineage, self.version)
 
     def follow(self, line: tuple[int, ...], saved: int = 0) -> bool:
-        """There is nothing to follow."""
-        del line, saved
+        """Go on as the run does; return whether it does so as these weights."""
+        del saved
+        if len(line) < self.lineage:
+            return False
+        assert not self.is_lost_on(line), "the only policy has lost its weights"
+        self._line = line
         return True
 
     def meet(self, step: int) -> int:
@@ -274,7 +314,7 @@ class PacedTrainer:
         self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
         """Sleep through a step, change the weights and publish them."""
-        del share, trajectories
+        del share
         self._wait_for_push()
         begun = time.monotonic()
         self._diary.note("wait_data", begun, version=train.step)
@@ -292,16 +332,21 @@ class PacedTrainer:
         self._diary.note("push_exposed", done, version=self.version)
         if self._system.push == "blocking":
             self._free_s = done + self._system.push_s
-        self._diary.records.append(step_taken(train, begun, done))
+        self._diary.took(step_taken(train, begun, done))
+        taken = {"step": train.step, "groups": sorted({each.group for each in trajectories})}
+        with (self._folder / GROUPS).open("a") as file:
+            file.write(json.dumps(taken) + "\n")
         return step_statistics(train)
 
     def settle_end(self) -> None:
         """There is one replica."""
 
     def save(self, cut: bytes) -> str:
-        """There is nothing to keep; an empty path would say that it is lost."""
+        """Keep what there is: a number, and the line it belongs to."""
         del cut
-        return "nowhere"
+        path = self._folder / _CHECKPOINT
+        write_atomic(path, json.dumps([self.version, self._line]))
+        return str(path)
 
     def export(self, directory: Path) -> None:
         """There is nothing to keep."""
@@ -310,6 +355,11 @@ class PacedTrainer:
     def close(self) -> None:
         """Stop serving weights."""
         self._sender.close()
+
+    def _restore(self) -> tuple[int, tuple[int, ...]]:
+        path = self._folder / _CHECKPOINT
+        version, line = json.loads(path.read_text()) if path.exists() else (0, ())
+        return version, tuple(line)
 
     def _wait_for_push(self) -> None:
         """Stand still while a blocking push goes on."""

@@ -7,6 +7,7 @@ reward's processes are paid for once.
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,9 @@ def open_job(job: Job) -> RunContext:
     return RunContext(run=run, recipe=recipe, files=files, redis_url=url, namespace=namespace)
 
 
-async def roll_out(job: Job, context: RunContext, replica: str, pool: Any) -> Diary:
+async def roll_out(job: Job, context: RunContext, diary: Diary, replica: str, pool: Any) -> None:
     """Run a rollout replica until it is told to stop."""
-    diary, waits = Diary("rollout", replica), Waits()
+    waits = Waits()
     decoder = PacedDecoder(job.system, diary, waits)
     source = ReceivedWeights(context.recipe.weight_sync)
     engine = InProcessEngine(
@@ -61,22 +62,19 @@ async def roll_out(job: Job, context: RunContext, replica: str, pool: Any) -> Di
     finally:
         await engine.aclose()
         source.close()
-    return diary
 
 
-async def train(job: Job, context: RunContext, replica: str) -> Diary:
+async def train(job: Job, context: RunContext, diary: Diary, replica: str) -> None:
     """Run the policy replica until it is told to stop."""
-    diary = Diary("policy", replica)
     async with await Bus.connect(context.redis_url, context.namespace) as bus:
         process = PolicyProcess(
             context,
             bus,
             replica,
             TorchrunPlace(),
-            make_trainer=lambda: PacedTrainer(job.system, diary),
+            make_trainer=lambda: PacedTrainer(job.system, diary, context.run.path),
         )
         await process.run()
-    return diary
 
 
 async def work(replica: str) -> None:
@@ -90,11 +88,15 @@ async def work(replica: str) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             job = config_from_json(Job, line)
             context = open_job(job)
+            spans = context.run.path / "spans"
+            spans.mkdir(exist_ok=True)
+            path = spans / f"{replica}-{os.getpid()}.jsonl"
+            diary = Diary("policy" if is_policy else "rollout", replica, path)
             if is_policy:
-                diary = await train(job, context, replica)
+                await train(job, context, diary, replica)
             else:
-                diary = await roll_out(job, context, replica, pool)
-            diary.write(context.run.path / "spans")
+                await roll_out(job, context, diary, replica, pool)
+            diary.write(whole=True)
             print("done", flush=True)
     finally:
         await pool.aclose()

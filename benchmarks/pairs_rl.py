@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 
-RECIPE = "configs/quickstart.toml"
+RECIPE = "configs/sums.toml"
 STEPS = 3
 GROUPS = 4
 SAMPLES = 4

@@ -1,6 +1,6 @@
 """The RL benchmark: asynchronous and synchronous cosmos, and TRL, on one workload and one machine.
 
-    python benchmarks/rl.py [--task chains] [--quick] [--arms async,sync,trl] [--repeats 3]
+    python benchmarks/rl.py [--task sums] [--quick] [--arms async,sync,trl] [--repeats 3]
 
 Every arm starts from the same warmed model, takes the same prompts, samples, optimizer and loss,
 and runs alone; repetitions are interleaved (A B C, A B C, ...) so that a machine that drifts
@@ -30,9 +30,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--task",
         choices=sorted(TASKS),
-        default="sums",
-        help="sums of the quickstart, five tokens at most; or chains of sums, worked out in up to "
-        "100 tokens, 19 on average",
+        default="digits",
+        help="digits to be written backwards, the quickstart's, up to 81 tokens; or sums, five "
+        "tokens at most",
     )
     parser.add_argument("--recipe", type=Path, help="the task's by default")
     parser.add_argument("--quick", action="store_true", help="one short repeat, to see it work")

@@ -245,7 +245,7 @@ def run_trl(arm: str, repeat: int, shared: Shared, workload: Workload, out: Path
         "threads": threads,
     }
     output = out / "trl.json"
-    script = [str(trl_python()), str(HERE / "trl_arm.py"), str(workload.train.parent), str(output)]
+    script = [str(trl_python()), str(HERE / "trl_arm.py"), str(workload.model.parent), str(output)]
     usage = measure(
         [*script, "--settings", json.dumps(settings)],
         environment={**QUIET, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""},

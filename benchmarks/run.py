@@ -49,22 +49,28 @@ class Part:
 
 
 PARTS = (
-    Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
+    Part(
+        name="rl",
+        arguments=("--arms", "async,sync,trl-2", "--steps", "32", "--figure", str(HERE / "rl.png")),
+    ),
+    Part(
+        name="sums",
+        file="rl",
+        arguments=("--task", "sums", "--steps", "320", "--figure", str(HERE / "rl_sums.png")),
+        quick=("--task", "sums", "--quick"),
+    ),
     Part(
         name="policies",
         file="rl",
         arguments=(
-            "--arms",
+            *("--task", "sums", "--arms"),
             "sync-colocated,sync,async,block-2,block-4,block-4-unstaged,drop-2,count,window",
             *("--steps", "80", "--targets", "0.2,0.25"),
         ),
-        quick=("--arms", "sync-colocated,block-4-unstaged,drop-2,count,window", "--quick"),
-    ),
-    Part(
-        name="chains",
-        file="rl",
-        arguments=("--task", "chains", "--figure", str(HERE / "rl_chains.png")),
-        quick=("--task", "chains", "--quick"),
+        quick=(
+            *("--task", "sums", "--arms"),
+            *("sync-colocated,block-4-unstaged,drop-2,count,window", "--quick"),
+        ),
     ),
     Part(name="async", file="async_bubbles", arguments=("--figure", str(HERE / "async.png"))),
     Part(

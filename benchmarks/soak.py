@@ -3,7 +3,7 @@
     python benchmarks/soak.py [--kills 200] [--kills-per-run 50] [--seed 0] [--victims redis policy]
                               [--hangs 0.1] [--standbys 1] [--engine vllm] [--json out.json]
 
-Each run is `cosmos-app run` of the quickstart with a tiny model, the scripted engine and a random
+Each run is `cosmos-app run` of sums with a tiny model, the scripted engine and a random
 choice of victims: controller, policy, a rollout, its engine's process (vLLM's; the scripted one
 has none), a reward worker or the Redis server. Every few seconds one is killed with signal 9, or
 stopped for good, which is to hang, also while the last one is being started again. The launcher
@@ -127,7 +127,7 @@ class Soak:
         self._hung: Counter[str] = Counter()
         self._steps = StepCount(output / "events.jsonl")
         self._log = output.with_suffix(".log").open("wb")
-        command = [sys.executable, "-m", "cosmos_app", "run", str(ROOT / "configs/quickstart.toml")]
+        command = [sys.executable, "-m", "cosmos_app", "run", str(ROOT / "configs/sums.toml")]
         shape = (f"output={output}", f"trainer.steps={soaked.steps}", *settings)
         pace = _IN_STEP if soaked.is_in_step else ()
         self._process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """How soon replicas of a run are there, at first and after a death: `python benchmarks/starts.py`.
 
-The smallest run of the quickstart, one policy and one rollout, of which the rollout is killed
+The smallest run of sums, one policy and one rollout, of which the rollout is killed
 (SIGKILL) when two steps are done. `forked`: replicas come from a process that has imported what
 they need, as `launch.preload` has it; `started`: each imports by itself. Runs are interleaved.
 """
@@ -24,7 +24,7 @@ from measure import Usage, end_on_sigterm, measure, pids_of
 from cosmos_app.event_log import parse_events
 
 T = TypeVar("T")
-RECIPE = Path(__file__).resolve().parents[1] / "configs" / "quickstart.toml"
+RECIPE = Path(__file__).resolve().parents[1] / "configs" / "sums.toml"
 SMALL = (
     "warmup.steps=0",
     "rollout.replicas=1",

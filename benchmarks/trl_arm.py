@@ -168,8 +168,8 @@ def _trainer(settings: TrlSettings, workload: Path, recorder: Recorder, scratch:
         recorder.reward = sum(rewards) / len(rewards)
         return rewards
 
-    lines = (workload / "train.jsonl").read_text(encoding="utf-8").splitlines()
-    model_dir = workload / "warm"
+    lines = (workload / "data/train.jsonl").read_text(encoding="utf-8").splitlines()
+    model_dir = workload / "warm_model"
     return GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),
         reward_funcs=exact,
@@ -185,9 +185,9 @@ def _held_out_accuracies(
 ) -> list[dict[str, float]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    rows = [json.loads(x) for x in (workload / "held_out.jsonl").read_text().splitlines()]
-    tokenizer = AutoTokenizer.from_pretrained(workload / "warm")
-    model: Any = AutoModelForCausalLM.from_pretrained(workload / "warm", dtype=torch.float32)
+    rows = [json.loads(x) for x in (workload / "data/held_out.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(workload / "warm_model")
+    model: Any = AutoModelForCausalLM.from_pretrained(workload / "warm_model", dtype=torch.float32)
     model.eval()
     found: list[dict[str, float]] = []
     for step, weights in recorder.snapshots:

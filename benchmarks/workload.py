@@ -4,7 +4,7 @@ Made once and found again: arms differ in the system that trains, never in data 
 """
 
 import json
-import random
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from cosmos_app.quickstart.arithmetic import write_rows
-from cosmos_app.quickstart.tiny_model import build_tiny_model
-from cosmos_app.recipe import Recipe, WarmupConfig
+from cosmos_app.prepare import prepare_model, run_files
+from cosmos_app.prepared_data import prepare_data
+from cosmos_app.recipe import Recipe
+from cosmos_app.roles.process import RunContext
+from cosmos_app.roles.warmup import warm_up
+from cosmos_core.rundir import RunDirectory
 
-IGNORED = -100
-SMOOTHING = 0.8
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 Row = dict[str, str]
@@ -43,8 +43,10 @@ class Task:
 
 
 TASKS: Mapping[str, Task] = {
-    "sums": Task(recipe=CONFIGS / "quickstart.toml", targets=(0.3, 0.4, 0.5), trl_micro_batch=512),
-    "chains": Task(recipe=CONFIGS / "chains.toml", targets=(0.18, 0.2, 0.25), trl_micro_batch=64),
+    "digits": Task(
+        recipe=CONFIGS / "quickstart.toml", targets=(0.3, 0.35, 0.4), trl_micro_batch=64
+    ),
+    "sums": Task(recipe=CONFIGS / "sums.toml", targets=(0.3, 0.4, 0.5), trl_micro_batch=512),
 }
 
 
@@ -88,49 +90,16 @@ def greedy_accuracy(
     return sum(text == row["answer"] for text, row in zip(texts, rows, strict=True)) / len(rows)
 
 
-def _sft_batch(tokenizer: Any, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and labels int64[B, T], right-padded; only the answer and its end are labels."""
-    prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
-    answers = [
-        [*tokenizer(row["answer"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        for row in rows
-    ]
-    longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-    ids = torch.full((len(rows), longest), int(tokenizer.pad_token_id))
-    labels = torch.full_like(ids, IGNORED)
-    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        end = len(prompt) + len(answer)
-        ids[index, :end] = torch.tensor(prompt + answer)
-        labels[index, len(prompt) : end] = torch.tensor(answer)
-    return ids, labels
-
-
-def _warm(workload: Workload, source: Path, warmup: WarmupConfig) -> PreTrainedModel:
-    """Fine-tune the model at ``source`` as the recipe's warm-up does; save it."""
-    rows = read_rows(workload.train)
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    config = warmup.learner.optimizer
-    optimizer = config.build(dict(model.named_parameters()))
-    order = random.Random(0)
-    smoothed = float("inf")
-    for step in range(warmup.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * config.schedule.factor(step)
-        ids, labels = _sft_batch(tokenizer, order.sample(rows, min(warmup.batch_size, len(rows))))
-        logits = model(ids).logits[:, :-1]
-        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), warmup.learner.max_grad_norm)
-        optimizer.step()
-        before = smoothed if step else loss.item()
-        smoothed = SMOOTHING * before + (1 - SMOOTHING) * loss.item()
-        if smoothed < warmup.stop_at_loss:
-            break
-    model.save_pretrained(workload.model)
-    tokenizer.save_pretrained(workload.model)
-    return model
+def _make(directory: Path, recipe: Recipe) -> int:
+    """Make a run's data and its model, warmed up as the app does it; return the model's size."""
+    with RunDirectory.create(directory, config_json="{}", now_s=time.time()) as run:
+        files = run_files(recipe, run.path)
+        prepare_data(recipe, files)
+        parameters = prepare_model(recipe, files)
+        context = RunContext(run=run, recipe=recipe, files=files, redis_url="", namespace="")
+        for _ in warm_up(context):
+            pass
+    return parameters
 
 
 def prepare_workload(directory: Path, recipe: Recipe) -> Workload:
@@ -139,12 +108,10 @@ def prepare_workload(directory: Path, recipe: Recipe) -> Workload:
     Raises:
         ValueError: if ``directory`` holds the workload of other settings.
     """
-    settings = repr((recipe.model.tiny, recipe.data, recipe.warmup, recipe.seed))
+    settings = repr((recipe.model, recipe.data, recipe.warmup, recipe.seed))
+    files = run_files(recipe, directory)
     wanted = Workload(
-        train=directory / "train.jsonl",
-        held_out=directory / "held_out.jsonl",
-        model=directory / "warm",
-        accuracy=float("nan"),
+        train=files.train, held_out=files.held_out, model=files.model, accuracy=float("nan")
     )
     facts = directory / "workload.json"
     if facts.exists():
@@ -152,18 +119,14 @@ def prepare_workload(directory: Path, recipe: Recipe) -> Workload:
         if found["settings"] != settings:
             raise ValueError(f"{directory}: made for {found['settings']}; remove it")
         return replace(wanted, accuracy=found["accuracy"])
+    shutil.rmtree(directory, ignore_errors=True)
     torch.set_num_threads(1)
-    torch.manual_seed(recipe.seed)
     started = time.monotonic()
-    train, held_out = recipe.data.generate(recipe.seed)
-    write_rows(wanted.train, train)
-    write_rows(wanted.held_out, held_out)
-    texts = [json.dumps(row) for row in train + held_out]
-    parameters = build_tiny_model(directory / "built", texts, recipe.model.tiny, recipe.seed)
+    parameters = _make(directory, recipe)
     accuracy = greedy_accuracy(
-        _warm(wanted, directory / "built", recipe.warmup),
+        AutoModelForCausalLM.from_pretrained(wanted.model, dtype=torch.float32),
         AutoTokenizer.from_pretrained(wanted.model),
-        held_out,
+        read_rows(wanted.held_out),
         recipe.rollout.sampling.max_new_tokens,
     )
     facts.write_text(

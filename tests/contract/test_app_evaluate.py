@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 torch = pytest.importorskip("torch")
 
 from openai_server import ServedEngine, start_process  # noqa: E402
-from real_runs import QUICKSTART, ROOT  # noqa: E402
+from real_runs import ROOT, SUMS  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 from cosmos_app.cli import main  # noqa: E402
@@ -64,7 +64,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> Path:
 def settings(model: Path, rows: Path) -> list[str]:
     """A recipe of which every row of a file is held out."""
     return [
-        str(QUICKSTART),
+        str(SUMS),
         f"model.path={model}",
         f"data.path={rows}",
         f"data.held_out_path={rows}",
@@ -196,13 +196,13 @@ def test_a_server_that_dies_ends_it_and_says_how_much_was_left(model: Path, rows
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([str(QUICKSTART), "--url", "localhost:1/v1", "--model", "m"], "has to begin with http"),
+        ([str(SUMS), "--url", "localhost:1/v1", "--model", "m"], "has to begin with http"),
         (
             [str(ROOT / "configs" / "sft.toml"), "--url", "http://localhost:1/v1", "--model", "m"],
             "has no prompts with rewards to evaluate on",
         ),
         (
-            [str(QUICKSTART), "output=nowhere", "--url", "http://localhost:1/v1", "--model", "m"],
+            [str(SUMS), "output=nowhere", "--url", "http://localhost:1/v1", "--model", "m"],
             "there is no tokenizer",
         ),
     ],
@@ -217,7 +217,7 @@ def test_a_recipe_that_keeps_nothing_back_has_nothing_to_evaluate_on(
     model: Path, rows: Path
 ) -> None:
     result = evaluate(
-        str(QUICKSTART), f"model.path={model}", f"data.path={rows}", "data.held_out=0",
+        str(SUMS), f"model.path={model}", f"data.path={rows}", "data.held_out=0",
         "--url", "http://localhost:1/v1", "--model", "m",
     )  # fmt: skip
     assert result.exit_code == 2

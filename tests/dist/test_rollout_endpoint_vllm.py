@@ -20,7 +20,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from click.testing import CliRunner  # noqa: E402
 from forked_scripts import ENGINES, Forked, warm  # noqa: E402
-from real_runs import QUICKSTART  # noqa: E402
+from real_runs import SUMS  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM  # noqa: E402
 
@@ -198,7 +198,7 @@ def test_its_accuracy_is_measured_by_one_command(server, model, tmp_path):
     result = CliRunner().invoke(
         app,
         [
-            "evaluate", str(QUICKSTART), f"model.path={model}", f"data.path={data}",
+            "evaluate", str(SUMS), f"model.path={model}", f"data.path={data}",
             f"data.held_out_path={data}", "rollout.sampling.max_new_tokens=5",
             "--url", config.url, "--model", "tiny", "--json",
         ],

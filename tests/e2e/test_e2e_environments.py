@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real_runs import QUICKSTART, SMALL, Runner, assert_balanced
+from real_runs import SMALL, SUMS, Runner, assert_balanced
 from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
@@ -36,7 +36,7 @@ CALLS = {
     name: f'<tool_call>{{"name": "{name}", "arguments": {{"a": 2, "b": 3}}}}</tool_call>'
     for name in ("add", "fail")
 }
-LAKE = QUICKSTART.with_name("lake.toml")
+LAKE = SUMS.with_name("lake.toml")
 _MOST_FAILED = 6
 LIKED = {END: 1.15, **dict.fromkeys("0123", 1.0)}
 CALLING = {CALLS["add"]: 1.0, CALLS["fail"]: 0.9}
@@ -98,7 +98,7 @@ class Environment:
     """A recipe, and the setting that says what is played instead of what it has."""
 
     setting: str
-    recipe: Path = QUICKSTART
+    recipe: Path = SUMS
 
 
 def acting_model(path: Path, liked: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from machines import IPV4, IPV6, why_not
-from real_runs import QUICKSTART, SMALL, SOURCES, Run, assert_balanced
+from real_runs import SMALL, SOURCES, SUMS, Run, assert_balanced
 from slurm import Slurm, slurm
 
 from cosmos_app.event_log import read_events
@@ -62,7 +62,7 @@ def environment() -> dict[str, str]:
 def rendered(output: Path, num_steps: int, *others: str) -> Path:
     """Write the script that a cluster would be handed."""
     changes = (f"output={output}", f"trainer.steps={num_steps}", *SETTINGS, *others)
-    command = ["cosmos-app", "run", str(QUICKSTART), *changes]
+    command = ["cosmos-app", "run", str(SUMS), *changes]
     done = subprocess.run(
         [*command, "--launcher", "slurm", "--dry-run"],
         env=environment(),

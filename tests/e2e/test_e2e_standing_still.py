@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_runs import QUICKSTART, SMALL, SOURCES, Run, Runner
+from real_runs import SMALL, SOURCES, SUMS, Run, Runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -64,7 +64,7 @@ class OnTerminal:
         self.shown.touch()
         own, its = pty.openpty()
         output = folder / "run"
-        command = [sys.executable, "-m", "cosmos_app", "run", str(QUICKSTART), f"output={output}"]
+        command = [sys.executable, "-m", "cosmos_app", "run", str(SUMS), f"output={output}"]
         process = subprocess.Popen(
             [*command, *WORDS],
             stdin=subprocess.DEVNULL,

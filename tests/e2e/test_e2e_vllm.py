@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import descendants, is_alive, title_of
-from real_runs import Run, Runner, assert_balanced
+from real_runs import QUICKSTART, Run, Runner, assert_balanced
 
 from cosmos_app.samples import read_trajectories
 from cosmos_core.trajectory import Trajectory
@@ -166,21 +166,14 @@ def test_engines_that_hang_and_kills_lose_nothing(runner: Runner) -> None:
     assert "controller died" in run.text
 
 
-def is_right(text: str) -> bool:
-    """Tell whether ``"20+3=23"`` is true."""
-    question, _, answer = text.partition("=")
-    first, _, second = question.partition("+")
-    return answer.isdigit() and int(first) + int(second) == int(answer)
-
-
 def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Runner) -> None:
     runner.forks = False
-    run = runner.start("trainer.steps=240")  # half of its own gains 0.25 to 0.34
+    run = runner.start("trainer.steps=60", recipe=QUICKSTART)
     assert run.finish(deadline_s=1500) == 0, run.logs()
     report = run.report
     accuracies = {int(version): value for version, value in report["accuracies"].items()}
     assert max(accuracies) == report["steps"]
-    assert accuracies[max(accuracies)] - accuracies[0] >= 0.18
+    assert accuracies[max(accuracies)] - accuracies[0] >= 0.15
     assert report["num_loads"] > 1.5 * report["steps"]  # by both replicas; a newer one may overtake
     assert report["staleness"][1] <= 1
     assert 0 < report["publish_ms"][0] <= report["publish_ms"][1] < 1000
@@ -192,14 +185,24 @@ def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Ru
     tokenizer = AutoTokenizer.from_pretrained(report["export"])
     model = AutoModelForCausalLM.from_pretrained(report["export"]).eval()
     answers = {
-        prompt: tokenizer.decode(
-            model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=5)[0],
+        digits: tokenizer.decode(
+            model.generate(**tokenizer(f"{digits}=", return_tensors="pt"), max_new_tokens=8)[0],
             skip_special_tokens=True,
         )
-        for prompt in (
-            "20+3=", "41+5=", "60+7=", "33+4=", "52+6=", "70+8=",
-            "50+4=", "12+6=", "81+8=", "23+5=", "44+3=", "71+6=",
-        )
-    }  # fmt: skip
-    right = sum(is_right(text) for text in answers.values())
-    assert right >= 2, answers
+        for digits in [
+            "481",
+            "9034",
+            "57218",
+            "60",
+            "3517",
+            "82640",
+            "719",
+            "2095",
+            "46",
+            "8153",
+            "30972",
+            "628",
+        ]
+    }
+    right = sum(text == f"{digits}={digits[::-1]}" for digits, text in answers.items())
+    assert right >= 9, answers

@@ -16,7 +16,7 @@ from forked_runs import ForkedCommand
 from processes import naming
 
 ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "configs" / "quickstart.toml"
+QUICKSTART, SUMS = (ROOT / "configs" / f"{name}.toml" for name in ("quickstart", "sums"))
 SOURCES = [*sorted((ROOT / "packages").glob("*/src")), ROOT / "apps" / "src"]
 
 # A run in seconds: the reference engine, a handful of small steps, no warm-up.
@@ -121,7 +121,7 @@ class Runner:
         *overrides: str,
         name: str = "run",
         flags: Sequence[str] = (),
-        recipe: Path = QUICKSTART,
+        recipe: Path = SUMS,
     ) -> Run:
         output = self.folder / name
         environment = {
@@ -155,7 +155,7 @@ class Runner:
         *overrides: str,
         name: str = "run",
         flags: Sequence[str] = (),
-        recipe: Path = QUICKSTART,
+        recipe: Path = SUMS,
     ) -> Run:
         run = self.start(*overrides, name=name, flags=flags, recipe=recipe)
         code = run.finish()

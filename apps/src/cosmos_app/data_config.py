@@ -1,4 +1,4 @@
-"""Where prompts come from: made-up sums, a file, or several data sets that have shares."""
+"""Where prompts come from: made-up ones, a file, or several data sets that have shares."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cosmos_app.data_sets import DataSetConfig, check_sets, shares_of
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig, Row, arithmetic_rows
-from cosmos_app.quickstart.chains import ChainConfig, chain_rows
+from cosmos_app.quickstart.reversal import ReversalConfig, reversal_rows
 from cosmos_app.ranges import require_at_least
 from cosmos_core.videos import VideoSampling
 from cosmos_rollout import RewardPoolConfig
@@ -26,15 +26,15 @@ class DataConfig:
 
     Attributes:
         path: JSON lines of {"prompt", "answer", ...} or {"messages", "answer", ...}, Parquet, or a
-            directory of such files; rows may have ``images`` and ``videos``. Sums are generated
-            when there is none.
+            directory of such files; rows may have ``images`` and ``videos``. Rows are made up when
+            there is none.
         held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
         sets: several data sets in place of ``path`` and ``held_out_path``.
         held_out: how many rows of each ``path`` are kept back, at most a tenth of it; 0 for none,
             and no validation.
         video_sampling: which frames are shown of videos whose rows do not say it.
         arithmetic: the sums that are generated.
-        chains: chains of sums that are generated instead, worked out step by step.
+        reversal: strings of digits to be written backwards, generated instead.
     """
 
     path: Path | None = None
@@ -43,7 +43,7 @@ class DataConfig:
     held_out: int = 256
     video_sampling: VideoSampling = field(default_factory=VideoSampling)
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
-    chains: ChainConfig | None = None
+    reversal: ReversalConfig | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts go together.
@@ -55,7 +55,7 @@ class DataConfig:
         if not self.sets:
             if self.path is None and self.held_out_path is not None:
                 raise ValueError(
-                    "held_out_path is given and path is not: sums would be trained on, and "
+                    "held_out_path is given and path is not: made-up rows would be trained on, and "
                     "validated on; set data.path, or data.sets"
                 )
             return
@@ -65,7 +65,7 @@ class DataConfig:
 
     @property
     def is_generated(self) -> bool:
-        """Whether the prompts are sums."""
+        """Whether the prompts are made up."""
         return self.path is None and not self.sets
 
     def generate(self, seed: int) -> tuple[list[Row], list[Row]]:
@@ -74,13 +74,13 @@ class DataConfig:
         Raises:
             DataError: if there are not as many.
         """
-        if self.chains is not None:
-            return chain_rows(self.chains, seed)
+        if self.reversal is not None:
+            return reversal_rows(self.reversal, seed)
         return arithmetic_rows(self.arithmetic, seed)
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Files of every data set, or of the one that has no name; there are none of sums."""
+        """Files of every data set, or of the one that has no name; none if rows are made up."""
         if self.sets:
             return tuple(Source(each.name, each.path, each.held_out_path) for each in self.sets)
         return () if self.path is None else (Source("", self.path, self.held_out_path),)

@@ -21,7 +21,7 @@ from cosmos_core.config import config_to_json
 from cosmos_core.rundir import RunDirectory
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-QUICKSTART = CONFIGS / "quickstart.toml"
+QUICKSTART, SUMS = CONFIGS / "quickstart.toml", CONFIGS / "sums.toml"
 COMMANDS = (
     "run",
     "controller",
@@ -77,7 +77,7 @@ def test_check_refuses_slots_that_admission_leaves_empty() -> None:
 def test_check_predicts_the_bubble_of_what_admission_allows() -> None:
     """Waiting for one side after the other is idle on both; two steps of depth are hardly."""
     found = [
-        json.loads(call("check", str(QUICKSTART), *changes, "--json").stdout)["bubble"]
+        json.loads(call("check", str(SUMS), *changes, "--json").stdout)["bubble"]
         for changes in (
             ("staleness.depth=0", "staleness.bound=0"),
             ("staleness.depth=2", "staleness.bound=4"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from real_runs import QUICKSTART
+from real_runs import SUMS
 from rich.console import Console
 
 from cosmos_app.errors import DataError
@@ -37,7 +37,7 @@ def recipe(tmp_path: Path) -> Recipe:
         f"[{{name='sums', path='{sums}', share=3}}, {{name='code', path='{code}', share=1}},"
         f" {{name='exam', held_out_path='{exam}'}}]"
     )
-    return load_recipe(QUICKSTART, [f"data.sets={sets}", "data.held_out=4"])
+    return load_recipe(SUMS, [f"data.sets={sets}", "data.held_out=4"])
 
 
 def test_rows_say_whose_they_are_and_prompts_have_the_shares(
@@ -102,12 +102,12 @@ def test_without_shares_all_rows_are_drawn_alike(recipe: Recipe, tmp_path: Path)
 )
 def test_what_cannot_be_meant_is_refused(overrides: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        load_recipe(QUICKSTART, overrides)
+        load_recipe(SUMS, overrides)
 
 
 def test_a_row_of_a_set_that_no_reward_judges_is_named(tmp_path: Path) -> None:
     data = write(tmp_path / "mine.jsonl", "x", 3, data_set="b")
-    recipe = load_recipe(QUICKSTART, [f"data.path={data}", "reward.sets={exact=['a']}"])
+    recipe = load_recipe(SUMS, [f"data.path={data}", "reward.sets={exact=['a']}"])
     with pytest.raises(DataError, match=r"row 1: it is of the data set 'b', which no reward"):
         check_inputs(recipe)
 
@@ -117,9 +117,9 @@ def test_an_answer_is_wanted_by_the_rewards_that_judge_a_row(tmp_path: Path) -> 
     data.write_text('{"prompt": "x", "data_set": "free"}\n')
     length = "reward.rewards=[{kind='exact'}, {kind='length', target=1, limit=4}]"
     free = [f"data.path={data}", length, "reward.sets={exact=['sums']}"]
-    check_inputs(load_recipe(QUICKSTART, free))
+    check_inputs(load_recipe(SUMS, free))
     with pytest.raises(DataError, match=r"row 1 has no 'answer', which the reward 'exact'"):
-        check_inputs(load_recipe(QUICKSTART, [*free[:2]]))
+        check_inputs(load_recipe(SUMS, [*free[:2]]))
 
 
 def ref(reward: float, data_set: str, **rewards: float) -> SampleRef:

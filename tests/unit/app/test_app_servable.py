@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from real_runs import QUICKSTART
+from real_runs import SUMS
 
 from cosmos_app.data_config import DataConfig
 from cosmos_app.ended import require_all_done
@@ -81,7 +81,7 @@ def test_what_only_a_server_knows_is_left_to_it(engine, model: Path, tmp_path: P
 def test_nucleus_sampling_is_refused_where_the_engine_would_refuse_every_prompt(setting) -> None:
     overrides = ["rollout.engine={kind='sglang'}", f"{setting}=0.9"]
     with pytest.raises(ConfigError, match=rf"{setting} is 0\.9 and rollout\.engine\.kind 'sglang'"):
-        load_recipe(QUICKSTART, overrides)
+        load_recipe(SUMS, overrides)
 
 
 def test_a_run_that_ended_for_want_of_prompts_is_an_error_of_its_recipe() -> None:

@@ -1,9 +1,12 @@
 """The process that serves a run's dashboard, as whoever runs the run starts and ends it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO
+
+from cosmos_app.parent import as_parent
 
 _END_S = 3.0
 
@@ -27,6 +30,7 @@ def start_dashboard(
         stdin=subprocess.DEVNULL,
         stdout=says,
         stderr=log,
+        env={**os.environ, **as_parent()},
     )
 
 

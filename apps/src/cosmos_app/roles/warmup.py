@@ -39,13 +39,18 @@ async def run_warmup(run_dir: Path, redis_url: str | None) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     context = open_context(run_dir, redis_url)
     async with await connect_to_run(context.redis_url, context.namespace) as bus:
-        for step, report in _train(context):
+        for step, report in warm_up(context):
             values = {"loss": report.loss, "train_s": report.seconds}
             await bus.send_metrics([MetricRecord(time.time(), "warmup", "warmup", step, values)])
     return 0
 
 
-def _train(context: RunContext) -> Iterator[tuple[int, StepReport]]:
+def warm_up(context: RunContext) -> Iterator[tuple[int, StepReport]]:
+    """Train the built model on the run's rows, and write it where RL starts from.
+
+    Yields:
+        Each step's number and report.
+    """
     config, held = context.recipe.warmup, context.recipe.model.training
     mesh = build_mesh(ParallelConfig())
     # whole weights are warmed up by this one process, also where adapters are trained later

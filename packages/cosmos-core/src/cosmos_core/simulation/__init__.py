@@ -16,6 +16,7 @@ from cosmos_core.simulation.simulator import SimulationError, simulate
 from cosmos_core.simulation.workload import (
     EngineSpeed,
     LengthConfig,
+    Outage,
     SystemConfig,
     generate_bound_s,
     step_bound_s,
@@ -28,6 +29,7 @@ __all__ = [
     "Figures",
     "LengthConfig",
     "LogRecord",
+    "Outage",
     "QueueDepths",
     "SimulationError",
     "Span",

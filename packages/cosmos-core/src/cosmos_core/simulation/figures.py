@@ -87,6 +87,8 @@ class Figures:
 def figures_of(log: Sequence[LogRecord], capacity: Capacity, *, skip: int) -> Figures:
     """Return the figures from the end of step ``skip - 1`` to that of the last step of the log.
 
+    A step that was taken anew, as the policy had died, counts as it was in the end.
+
     Args:
         log: of all replicas and the controller.
         capacity: of the rollout replicas.
@@ -95,7 +97,8 @@ def figures_of(log: Sequence[LogRecord], capacity: Capacity, *, skip: int) -> Fi
     Raises:
         TooShortError: if no step is left.
     """
-    taken = sorted((r for r in log if isinstance(r, StepTaken)), key=lambda step: step.step)
+    last = {record.step: record for record in log if isinstance(record, StepTaken)}
+    taken = [last[step] for step in sorted(last)]
     if not 1 <= skip < len(taken):
         raise TooShortError(f"the log has {len(taken)} steps; {skip} are left out, at least 1")
     begin_s, end_s = taken[skip - 1].end_s, taken[-1].end_s

@@ -3,6 +3,8 @@
 from cosmos_core.messages import (
     CheckpointSaved,
     Command,
+    FallBack,
+    ReplicaJoined,
     StepFinished,
     Stop,
     Train,
@@ -27,12 +29,41 @@ class SimulatedLearner:
         self._system = system
         self._world = world
         self._free_s = world.now
+        self._version = self._lineage = 0
+        self._saved = (0, 0)
+        self._life = 0
+        self._is_gone = False
+
+    def join(self) -> None:
+        """Say that it is there, and with which weights: those of its last checkpoint."""
+        self._free_s, self._is_gone = self._world.now, False
+        self._version, self._lineage = self._saved
+        self._world.send(
+            ReplicaJoined(
+                replica=self.name,
+                role="policy",
+                version=self._version,
+                lineage=self._lineage,
+                endpoints=("here",),
+            )
+        )
+        self._publish()
+
+    def die(self) -> None:
+        """Lose the step in hand, and all since the last checkpoint."""
+        self._life += 1
+        self._is_gone = True
 
     def obey(self, command: Command) -> None:
-        """Take a command in."""
+        """Take a command in, unless nobody is there."""
+        if self._is_gone:
+            return
         match command:
-            case Train():
+            case Train() if len(command.line) >= self._lineage and command.step >= self._version:
+                self._lineage = len(command.line)
                 self._train(command)
+            case FallBack():
+                self._lineage = len(command.line)
             case Stop():
                 self._world.send(CheckpointSaved(replica=self.name, step=-1, path=""))
             case _:
@@ -47,13 +78,26 @@ class SimulatedLearner:
         self._note("fwd_bwd", begin, trained, train.step)
         self._note("push_exposed", trained, done + blocked, train.step + 1)
         self._free_s = done + blocked
-        taken = step_taken(train, begin, done)
-        self._world.after(done - self._world.now, lambda: self._done(taken))
+        taken, life = step_taken(train, begin, done), self._life
+        self._world.after(
+            done - self._world.now, lambda: self._done(train, taken) if life == self._life else None
+        )
 
-    def _done(self, taken: StepTaken) -> None:
+    def _done(self, train: Train, taken: StepTaken) -> None:
         self._world.record(taken)
-        self._world.send(StepFinished(replica=self.name, step=taken.step))
-        self._world.send(VersionPublished(replica=self.name, version=taken.step + 1))
+        self._version, name = taken.step + 1, self.name
+        self._world.send(StepFinished(replica=name, step=taken.step, lineage=self._lineage))
+        self._publish()
+        if train.cut:  # checkpoints take no time
+            self._saved = (self._version, self._lineage)
+            self._world.send(
+                CheckpointSaved(replica=name, step=taken.step, path="there", lineage=self._lineage)
+            )
+
+    def _publish(self) -> None:
+        self._world.send(
+            VersionPublished(replica=self.name, version=self._version, lineage=self._lineage)
+        )
 
     def _note(self, activity: Activity, start_s: float, end_s: float, version: int) -> None:
         if end_s > start_s:

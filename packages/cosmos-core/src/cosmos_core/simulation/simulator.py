@@ -5,18 +5,19 @@ log. A thousand replicas are simulated faster than ten would run.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+
+import msgspec
 
 from cosmos_core.control import Controller, ControllerConfig
 from cosmos_core.errors import CosmosError
-from cosmos_core.messages import Event, ReplicaJoined, VersionPublished
+from cosmos_core.messages import Event, ReplicaLeft
 from cosmos_core.simulation.engine import SimulatedRollout
 from cosmos_core.simulation.learner import SimulatedLearner
-from cosmos_core.simulation.log import LogRecord, QueueDepths
-from cosmos_core.simulation.workload import SystemConfig
+from cosmos_core.simulation.log import LogRecord, QueueDepths, Span
+from cosmos_core.simulation.workload import CONTROLLER, POLICY, Outage, SystemConfig
 
-_POLICY = "policy-0"
 _DEPTHS_EVERY_S = 0.25
 
 
@@ -52,19 +53,18 @@ class _Simulation:
         self._count = 0
         self._log: list[LogRecord] = []
         self._next_depths_s = 0.0
-        names = [f"rollout-{index}" for index in range(system.rollouts)]
+        self._controlled_from_s = 0.0
         self._replicas: dict[str, SimulatedRollout | SimulatedLearner] = {
-            name: SimulatedRollout(name, system, self) for name in names
+            POLICY: SimulatedLearner(POLICY, system, self)
         }
-        self._replicas[_POLICY] = SimulatedLearner(_POLICY, system, self)
+        for name in system.rollout_names:
+            self._replicas[name] = SimulatedRollout(name, system, self)
 
     def run(self, steps: int, seconds: float) -> list[LogRecord]:
-        self.send(ReplicaJoined(replica=_POLICY, role="policy", endpoints=("here",)))
-        self.send(VersionPublished(replica=_POLICY, version=0))
-        for name, replica in self._replicas.items():
-            if isinstance(replica, SimulatedRollout):
-                slots = self._system.slots
-                self.send(ReplicaJoined(replica=name, role="rollout", slots=slots, version=-1))
+        for replica in self._replicas.values():
+            replica.join()
+        for outage in self._system.outages:
+            self.after(outage.at_s, partial(self._kill, outage))
         while self._controller.state.step < steps and self.now < seconds:
             if not self._pending:
                 raise SimulationError(
@@ -88,7 +88,21 @@ class _Simulation:
     def record(self, record: LogRecord) -> None:
         self._log.append(record)
 
+    def _kill(self, outage: Outage) -> None:
+        name = outage.name
+        if name == CONTROLLER:
+            self._controlled_from_s = self.now + outage.away_s
+            return
+        replica = self._replicas[name]
+        replica.die()
+        self._log = list(_until_death(self._log, name, self.now))
+        self.send(ReplicaLeft(replica=name, reason="killed"))
+        self.after(outage.away_s, replica.join)
+
     def _tell(self, event: Event) -> None:
+        if self.now < self._controlled_from_s:  # it waits for whoever controls next
+            self.after(self._controlled_from_s - self.now, partial(self._tell, event))
+            return
         controller = self._controller
         commands = controller.handle(event, self.now)
         controller.take_garbage()
@@ -117,3 +131,12 @@ class _Simulation:
             generated_samples=state.counters.generated_samples,
             generated_tokens=state.counters.generated_tokens,
         )
+
+
+def _until_death(log: Iterable[LogRecord], replica: str, end_s: float) -> Iterator[LogRecord]:
+    """Yield a log without what a replica would have done after it died."""
+    for record in log:
+        if not isinstance(record, Span) or record.replica != replica or record.end_s <= end_s:
+            yield record
+        elif record.start_s < end_s:
+            yield msgspec.structs.replace(record, end_s=end_s)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from cosmos_core.control import ControllerConfig
 
+CONTROLLER, POLICY = "controller", "policy-0"
 _GROUPS_OF_A_MEAN = 512
 _TIMES = ("train_s", "push_s", "swap_s", "snapshot_s", "message_s", "score_s", "environment_s")
 
@@ -70,6 +71,37 @@ class LengthConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Outage:
+    """Somebody is killed, and is there again later with nothing of what it had in memory.
+
+    A policy has what it had at its last checkpoint (`ControllerConfig.checkpoint_every`), a
+    controller all that it had committed. That a replica has died is told at once, and a transfer
+    from a policy that dies is not interrupted.
+
+    Attributes:
+        name: ``rollout-0`` and so on, ``policy-0`` or ``controller``.
+        at_s: seconds from the start until it dies.
+        away_s: seconds until it is there again.
+    """
+
+    name: str
+    at_s: float
+    away_s: float
+
+    def __post_init__(self) -> None:
+        """Check the times.
+
+        Raises:
+            ValueError: if one is negative.
+        """
+        if self.at_s < 0 or self.away_s < 0:
+            raise ValueError(
+                f"{self.name} dies after {self.at_s} s and is away for {self.away_s} s; "
+                "want 0 or more"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SystemConfig:
     """The replicas around a controller, by what they take.
 
@@ -88,6 +120,7 @@ class SystemConfig:
         score_s: seconds from the last token of a group until it is scored and stored.
         environment_s: mean seconds that an environment takes between the two turns which every
             sample then has, drawn from an exponential distribution; 0 for one turn and none.
+        outages: who dies when; no two of the same overlap.
     """
 
     rollouts: int = 2
@@ -102,18 +135,39 @@ class SystemConfig:
     message_s: float = 0.0
     score_s: float = 0.0
     environment_s: float = 0.0
+    outages: tuple[Outage, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that there is somebody, and that time goes forward.
 
         Raises:
-            ValueError: naming what is too small.
+            ValueError: naming what is too small, or who cannot die, or not yet once more.
         """
         if self.rollouts < 1 or self.slots < 1:
             raise ValueError(f"rollouts is {self.rollouts} and slots {self.slots}; want at least 1")
         for name in _TIMES:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        self._check_outages()
+
+    @property
+    def rollout_names(self) -> tuple[str, ...]:
+        """Names of the rollout replicas."""
+        return tuple(f"rollout-{index}" for index in range(self.rollouts))
+
+    def _check_outages(self) -> None:
+        there_s = dict.fromkeys((CONTROLLER, POLICY, *self.rollout_names), 0.0)
+        for outage in sorted(self.outages, key=lambda outage: outage.at_s):
+            if outage.name not in there_s:
+                raise ValueError(
+                    f"outages has {outage.name!r}, who is not there: {', '.join(there_s)} are"
+                )
+            if outage.at_s < there_s[outage.name]:
+                raise ValueError(
+                    f"{outage.name} would die after {outage.at_s} s, but is away until "
+                    f"{there_s[outage.name]} s"
+                )
+            there_s[outage.name] = outage.at_s + outage.away_s
 
     def turns(self, ordinal: int, sibling: int) -> tuple[int, ...]:
         """Return the tokens of each turn of a sample of the prompt of that ordinal.
