@@ -51,7 +51,7 @@ class Part:
 PARTS = (
     Part(
         name="rl",
-        arguments=("--arms", "async,sync,trl-2", "--steps", "32", "--figure", str(HERE / "rl.png")),
+        arguments=("--arms", "async,sync,trl-2", "--steps", "40", "--figure", str(HERE / "rl.png")),
     ),
     Part(
         name="sums",
@@ -79,6 +79,7 @@ PARTS = (
         arguments=("--environment-latency", "0.5"),
         quick=("--environment-latency", "0.5", "--quick"),
     ),
+    Part(name="async-kills", file="async_kills"),
     Part(name="weightsync", quick=("--mib", "16", "--rounds", "2", "--without-peers")),
     Part(
         name="weightsync-mixture",
