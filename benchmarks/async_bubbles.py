@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from async_arms import DEFAULT, SYNC, Arm, Job, arms
 from async_many import many_markdown, simulate_many
-from async_tables import Result, bubble_markdown, draw_timelines
+from async_tables import Result, bubble_markdown, draw_timelines, missed_goals
 from measure import end_on_sigterm
 from transformers import AutoTokenizer
 
@@ -48,6 +48,7 @@ from cosmos_core.simulation import (
     figures_of,
     read_log,
     simulate,
+    write_log,
 )
 
 HERE = Path(__file__).resolve().parent
@@ -165,7 +166,8 @@ async def run_arm(
             await bus.send_event(StopRequested(reason="measured"))
             for worker in busy:
                 await worker.until("done", _STOP_S)
-    return [*read_log(sorted((path / "spans").iterdir())), *depths]
+    write_log(path / "spans" / "controller.jsonl", depths)
+    return read_log(sorted((path / "spans").iterdir()))
 
 
 def recipe_of(arm: Arm, place: Place) -> str:
@@ -252,6 +254,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--replicas", type=int, default=1000, help="of the simulation alone")
     parser.add_argument("--figure", type=Path, help="draw a timeline of each arm here")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal is missed")
     return parser.parse_args(arguments)
 
 
@@ -334,6 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not (options.quick or options.environment_latency):
         print("\n" + many_markdown(simulate_many(options.replicas)))
     print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)
+    if options.strict and (missed := missed_goals(results)):
+        sys.exit(f"missed: {'; '.join(missed)}")
 
 
 if __name__ == "__main__":

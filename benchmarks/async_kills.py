@@ -80,7 +80,7 @@ class Outcome:
         run_s: seconds from the end of the first step to that of the last.
         simulated_s: the same, simulated.
         issued: groups that were given out.
-        lost: of those, neither trained on nor dropped nor in flight.
+        lost: of those, neither trained on, as the policy tells, nor in flight.
         doubled: trained on more than once, in the steps that count.
         missing: steps that were not taken, or not on as many groups as they should.
     """
@@ -265,21 +265,19 @@ async def _until_step(bus: Bus, step: int) -> None:
 def judge(
     arm: Arm, path: Path, status: Mapping[str, Any], *, seconds: Mapping[str, float]
 ) -> Mapping[str, Any]:
-    """Return what the books and the logs of a run say."""
+    """Return what the controller's books say beside what the policy says it trained on."""
     books = status["books"]
-    kept = sum(books["dropped"].values()) + sum(books["in_flight"].values())
     taken = [json.loads(line) for line in (path / GROUPS).read_text().splitlines()]
     groups = {each["step"]: each["groups"] for each in taken}  # of a step taken anew: the last
     of_steps = [groups.get(step, []) for step in range(status["step"])]
     trained = [group for each in of_steps for group in each]
-    size = arm.control.groups_per_step
+    kept = sum(books["in_flight"].values())
     return {
         **seconds,
         "issued": books["issued"],
-        "lost": books["issued"] - books["consumed"] - kept,
+        "lost": books["issued"] - len(set(trained)) - kept,
         "doubled": len(trained) - len(set(trained)),
-        "missing": sum(len(each) != size for each in of_steps)
-        + abs(books["consumed"] // size - status["step"]),
+        "missing": sum(len(each) != arm.control.groups_per_step for each in of_steps),
     }
 
 

@@ -345,7 +345,10 @@ class PacedTrainer:
         """Keep what there is: a number, and the line it belongs to."""
         del cut
         path = self._folder / _CHECKPOINT
+        begun = time.monotonic()
         write_atomic(path, json.dumps([self.version, self._line]))
+        self._diary.note("wait_data", begun, version=self.version)
+        self._diary.note("checkpoint", time.monotonic(), version=self.version)
         return str(path)
 
     def export(self, directory: Path) -> None:
