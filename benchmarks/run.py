@@ -63,14 +63,12 @@ PARTS = (
         name="policies",
         file="rl",
         arguments=(
-            *("--task", "sums", "--arms"),
+            "--arms",
             "sync-colocated,sync,async,block-2,block-4,block-4-unstaged,drop-2,count,window",
-            *("--steps", "80", "--targets", "0.2,0.25"),
+            *("--steps", "20", "--targets", "0.25,0.3"),
+            *("--figure", str(HERE / "rl_policies.png")),
         ),
-        quick=(
-            *("--task", "sums", "--arms"),
-            *("sync-colocated,block-4-unstaged,drop-2,count,window", "--quick"),
-        ),
+        quick=("--arms", "sync-colocated,block-4-unstaged,drop-2,count,window", "--quick"),
     ),
     Part(name="async", file="async_bubbles", arguments=("--figure", str(HERE / "async.png"))),
     Part(

@@ -9,6 +9,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from async_arms import DEFAULT, SYNC, SYNC_COLOCATED, arms
+from async_many import simulate_many
 from async_tables import Result, bubble_markdown, missed_goals
 
 from cosmos_core.simulation import Figures, Spread
@@ -98,3 +99,9 @@ def test_arms_with_an_environment_differ_from_the_default_by_it_and_by_what_is_i
     assert (first.control, first.bound_s) == (default.control, default.bound_s)
     assert (more.system.slots, more.control) == (9, default.control)
     assert (most.system.slots, most.control.staleness.depth) == (12, 3)
+
+
+def test_a_hundred_simulated_replicas_are_nine_tenths_as_fast_as_could_be():
+    many = simulate_many(100)
+    assert many.bound_s / many.figures.step_s >= 0.9
+    assert many.figures.staleness_first.max <= 4
