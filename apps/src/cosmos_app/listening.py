@@ -1,35 +1,9 @@
-"""Sockets that wait for others, on addresses of IPv4 and IPv6 alike."""
+"""What is said of sockets that wait for others, on addresses of IPv4 and IPv6 alike."""
 
 import ipaddress
 import socket
 
 from cosmos_core.addresses import in_url
-
-_BACKLOG = 128
-
-
-def listen_on(host: str, port: int) -> socket.socket:
-    """Take an address; it is held from here on.
-
-    Args:
-        host: a name, or an address of IPv4 or IPv6.
-        port: 0 for any free one.
-
-    Raises:
-        OSError: if it cannot be had.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    taken = socket.socket(family, kind, protocol)
-    try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
-        taken.listen(_BACKLOG)
-    except BaseException:
-        taken.close()
-        raise
-    return taken
 
 
 def http_url(taken: socket.socket) -> str:

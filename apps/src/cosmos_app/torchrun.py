@@ -4,7 +4,7 @@
 Ctrl-C the time for the step in hand and its checkpoint, where torchrun kills them after 30 s: an
 hour, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT. Meanwhile it says who still runs; a second one stops now.
 Where no launcher of ours sees the ranks, it ends those that are suspended for ten minutes, or
-COSMOS_SUSPENDED_S.
+COSMOS_SUSPENDED_S. Ranks on one machine meet on loopback.
 """
 
 import os
@@ -30,11 +30,15 @@ def main() -> int:
     os.environ.update(as_parent())
     watch_signals(float(os.environ[_PATIENCE]))
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+    from torch.distributed.run import parse_args, run
 
+    from cosmos_app.rendezvous import meet_on_loopback
+
+    arguments = parse_args(None)
+    meet_on_loopback(arguments)
     try:
-        torchrun()
+        record(run)(arguments)
     except ChildFailedError as error:
         codes = {failure.exitcode for failure in error.failures.values()}
         rank, first = error.get_first_failure()  # what it said itself is the end of the log

@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.http_serving import ImpatientHttp, http_server
-from cosmos_app.listening import listen_on
+from cosmos_core.addresses import listen_on
 
 TOKEN = "a-token-of-our-own"
 RIGHT = f"GET / HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()

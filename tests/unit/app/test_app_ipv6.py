@@ -15,12 +15,12 @@ pytest.importorskip("cosmos_weightsync")
 
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.dashboard.server import bind, url_of
-from cosmos_app.listening import http_url, listen_on
+from cosmos_app.listening import http_url
 from cosmos_app.recipe import Recipe
-from cosmos_app.roles.process import interface_of
 from cosmos_app.wfm.disaggregated.meeting import read_places
 from cosmos_app.wfm.disaggregated.replica import connect
 from cosmos_app.wfm.disaggregated.trainer import ReplicaRollouts
+from cosmos_core.addresses import listen_on
 from cosmos_core.config import load_config
 from cosmos_core.serving_config import DashboardConfig
 from cosmos_parallel import (
@@ -45,16 +45,6 @@ def _has_ipv6() -> bool:
 
 
 pytestmark = pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0:0:0:0:0:0:0:1", "::1%lo"])
-def test_the_interface_of_an_address_is_found(address: str) -> None:
-    assert interface_of(address) == "lo"
-
-
-@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1", "not:an:address", "a-name"])
-def test_an_address_of_nobody_here_has_no_interface(address: str) -> None:
-    assert interface_of(address) == ""
 
 
 def test_the_head_s_address_is_given_as_an_override() -> None:

@@ -1,5 +1,7 @@
 """Degrees of parallelism, and the errors for impossible ones."""
 
+import socket
+
 import pytest
 import torch
 
@@ -95,6 +97,25 @@ def test_a_busy_port_is_named():
     first = open_store("127.0.0.1", 0, hosting=True)
     with pytest.raises(ParallelError, match=f"cannot host the store at 127.0.0.1:{first.port}"):
         open_store("127.0.0.1", first.port, hosting=True, timeout_s=2)
+
+
+def test_an_address_of_another_machine_is_named():
+    with pytest.raises(ParallelError, match="which has to be an address of this machine"):
+        open_store("192.0.2.1", 0, hosting=True)
+
+
+def test_a_store_listens_on_its_address_alone():
+    store = open_store("127.0.0.1", 0, hosting=True)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port), timeout=10)
+
+
+def test_a_store_may_have_a_name_and_a_port_that_are_told():
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+    store = open_store("localhost", port, hosting=True)
+    open_store("localhost", port, hosting=False, timeout_s=10).set("key", "value")
+    assert (store.port, store.get("key")) == (port, b"value")
 
 
 def test_an_absent_store_is_named():

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 from cosmos_app.dashboard.address import DashboardAddress, read_address_file
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.http_serving import http_server
-from cosmos_app.listening import http_url, listen_on
+from cosmos_app.listening import http_url
+from cosmos_core.addresses import listen_on
 from cosmos_core.rundir import RunDirectory
 from cosmos_core.serving_config import DashboardConfig
 

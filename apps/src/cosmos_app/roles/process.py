@@ -5,11 +5,7 @@ and written where torch has no other option.
 """
 
 import contextlib
-import fcntl
-import ipaddress
 import os
-import socket
-import struct
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -18,14 +14,12 @@ from pathlib import Path
 from cosmos_app.control_files import read_address
 from cosmos_app.devices import SHARERS
 from cosmos_app.fork_orders import FORKED_AS
+from cosmos_app.interfaces import GLOO_INTERFACE, interface_of, on_loopback
 from cosmos_app.prepare import RunFiles, run_files
 from cosmos_app.recipe import Recipe
 from cosmos_core.config import config_from_json
 from cosmos_core.rundir import RunDirectory
 
-_SIOCGIFADDR = 0x8915  # of Linux: asks for the address of an interface
-_LONGEST_INTERFACE = 15
-_INTERFACES_IPV6 = Path("/proc/net/if_inet6")  # a line each: address, ..., name
 _ENGINE_CORE = "vllm.v1.engine.core"
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
@@ -106,45 +100,25 @@ def own_address() -> str:
     return os.environ.get("COSMOS_HOST", "127.0.0.1")
 
 
-def interface_of(address: str) -> str:
-    """Return the network interface of this machine that has an address; empty for none.
-
-    Args:
-        address: of IPv4 or IPv6.
-    """
-    if ":" in address:
-        return _interface_of_ipv6(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:_LONGEST_INTERFACE])
-            try:
-                answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # it has none
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return ""
-
-
-def _interface_of_ipv6(address: str) -> str:
-    try:
-        wanted = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
-        lines = _INTERFACES_IPV6.read_text().splitlines()
-    except (OSError, ValueError):
-        return ""
-    columns = (line.split() for line in lines)
-    return next((words[-1] for words in columns if words[0] == wanted), "")
-
-
 def speak_from_own_address() -> None:
-    """Have gloo use the interface of `own_address`, unless somebody has chosen one.
+    """Have gloo use the interface of the address that was told, unless somebody has chosen one.
 
     It would take the address of the host name, which on Debian is 127.0.1.1: ranks on other
-    machines then try to reach themselves.
+    machines then try to reach themselves. Where nobody told one it is for the launcher to choose,
+    who knows whether all are on this machine.
     """
     name = interface_of(own_address()) if "COSMOS_HOST" in os.environ else ""
     if name:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault(GLOO_INTERFACE, name)
+
+
+def stay_on_loopback() -> None:
+    """Have gloo use loopback in a run that is one replica, if all of its ranks are on this machine.
+
+    Nothing is changed where an address or an interface was told.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
+        os.environ.update(on_loopback(os.environ))
 
 
 def open_context(run_dir: Path, redis_url: str | None) -> RunContext:

@@ -23,13 +23,14 @@ from cosmos_app.control_files import (
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.errors import RunError
 from cosmos_app.http_serving import http_server
-from cosmos_app.listening import http_url, listen_on
+from cosmos_app.listening import http_url
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
 from cosmos_app.roles.lease import Standing, watched_work
 from cosmos_app.roles.process import may_fork, num_sharers, open_context, own_address
 from cosmos_app.roles.sockets import own_sockets
+from cosmos_core.addresses import listen_on
 from cosmos_core.rundir import write_atomic
 from cosmos_rollout import (
     EngineError,

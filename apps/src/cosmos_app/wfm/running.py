@@ -17,7 +17,7 @@ from cosmos_app.dashboard.server import check_address
 from cosmos_app.errors import DataError, InterruptedRunError
 from cosmos_app.frame import hand_in
 from cosmos_app.progress_watch import ProgressWatch
-from cosmos_app.roles.process import torchrun_place
+from cosmos_app.roles.process import stay_on_loopback, torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import bad_steps_kept
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
@@ -129,6 +129,7 @@ def cache_wfm(recipe: WfmRecipe) -> int:
     if not isinstance(recipe, DiffusionSftConfig):
         raise DataError(f"kind is {recipe.kind}; only recipes of kind wfm_sft have a cache")
     use_object_store(os.environ)
+    stay_on_loopback()
     first = torchrun_place().rank == 0
     with _watch_work(recipe) as watch:
 

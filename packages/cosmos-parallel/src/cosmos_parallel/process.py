@@ -3,6 +3,7 @@
 Nothing here reads the environment: the app passes every value.
 """
 
+import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
+from cosmos_core.addresses import listen_on
 from cosmos_parallel.errors import ParallelError
 from cosmos_parallel.titan import DeviceType
 
@@ -40,28 +42,41 @@ def open_store(
     """Open the key-value store through which ranks or replicas find each other.
 
     Args:
-        host: name or address of the process that hosts it.
+        host: name or address of the process that hosts it, who listens there and nowhere else.
         port: its port; 0 lets the host take a free one (then read ``store.port``).
         hosting: true in the one process that hosts it.
         world_size: wait until this many processes have joined; ``None`` for no waiting.
         timeout_s: how long every operation on it may wait.
 
     Raises:
-        ParallelError: if the store cannot be hosted or reached in time.
+        ParallelError: if the address is none of this machine or taken, or nobody answers in time.
     """
+    taken = _take(host, port) if hosting else None
     try:
         return TCPStore(
             host,
-            port,
+            taken.getsockname()[1] if taken else port,
             world_size,
             hosting,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=world_size is not None,
+            master_listen_fd=taken.detach() if taken else None,  # the store closes it
         )
     except (RuntimeError, ValueError) as error:
         action = "host" if hosting else "reach"
         raise ParallelError(
             f"cannot {action} the store at {host}:{port} within {timeout_s:g} s: {error}"
+        ) from error
+
+
+def _take(host: str, port: int) -> socket.socket:
+    """Take an address of this machine; a store that does so itself takes all that it has."""
+    try:
+        return listen_on(host, port)
+    except (OSError, UnicodeError) as error:  # the latter of what can be no host's name
+        raise ParallelError(
+            f"cannot host the store at {host}:{port}, which has to be an address of this machine "
+            f"and a port that nobody has: {error}"
         ) from error
 
 

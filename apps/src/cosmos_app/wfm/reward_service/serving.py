@@ -10,12 +10,13 @@ import click
 
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.http_serving import http_server
-from cosmos_app.listening import exposure, http_url, listen_on
+from cosmos_app.listening import exposure, http_url
 from cosmos_app.wfm.reward_service.api import make_app
 from cosmos_app.wfm.reward_service.config import RewardServerConfig
 from cosmos_app.wfm.reward_service.processes import ScoringProcess
 from cosmos_app.wfm.reward_service.queue import RewardQueue
 from cosmos_app.wfm.reward_service.rewards import check_reward
+from cosmos_core.addresses import listen_on
 
 _TOKEN_BYTES = 24
 _LEAST_TOKEN = 16
