@@ -151,7 +151,7 @@ async def _close(sinks: FanOut, thread: _SinkThread, longest_s: float) -> None:
         while not (await asyncio.wait((closing,), timeout=_LOOK_S))[0]:
             if thread.look() * _LOOK_S > longest_s:
                 raise HungSinkError(_hanging(sinks, "be closed", longest_s))
-        closing.result()
+        await closing
     finally:
         closing.cancel()
 
