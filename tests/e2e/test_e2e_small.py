@@ -104,6 +104,30 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "s3://bucket"
 
 
+def saved_versions(run: Run) -> list[int]:
+    """Return the versions that the controller was told checkpoints of."""
+    events = read_events(run.output / "events.jsonl")
+    return [e["step"] + 1 for e in events if e["type"] == "CheckpointSaved" and e["path"]]
+
+
+def assert_went_on_from_the_newest_checkpoint(run: Run, policy: str) -> None:
+    """The policy came back with what was saved last, and no step before that was taken again."""
+    newest, first, back = 0, "", None
+    for event in read_events(run.output / "events.jsonl"):
+        if event["type"] == "CheckpointSaved" and event["path"]:
+            newest = max(newest, event["step"] + 1)
+        elif event["type"] == "ReplicaJoined" and event["replica"] == policy:
+            first = first or event["incarnation"]
+            if event["incarnation"] != first:
+                back = event["version"]
+                break
+    assert newest >= 2
+    assert back in (newest, newest + 2), "it may have been saved and not been told of"
+    steps = [record["step"] for record in run.metrics("controller")]
+    assert steps[:back] == list(range(back))
+    assert min(steps[back:], default=back) >= back
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_policy_killed_in_a_run_costs_no_step_and_changes_no_weight(
     runner: Runner, whole: Run, replicas: int, bucket: str
@@ -116,10 +140,11 @@ def test_a_policy_killed_in_a_run_costs_no_step_and_changes_no_weight(
     if replicas > 1:  # they add up in another order
         whole = runner.complete(*settings, *checkpoints, name="whole")
     run = runner.start(*settings, *checkpoints, name="killed")
-    run.wait_for(lambda: run.steps_done() >= 3)
+    run.wait_for(lambda: run.steps_done() >= 3 and bool(saved_versions(run)))
     os.kill(run.child(f"policy-{replicas - 1}"), signal.SIGKILL)
     assert run.finish() == 0, run.logs()
     assert sorted({r["step"] for r in run.metrics("controller")}) == list(range(8))
+    assert_went_on_from_the_newest_checkpoint(run, f"policy-{replicas - 1}")
     assert_balanced(run.report["books"])
     deaths = {(i["name"], i["outcome"]) for i in run.report["incidents"]}
     assert (f"policy-{replicas - 1}", "restarted") in deaths

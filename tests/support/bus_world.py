@@ -4,13 +4,17 @@ The policy checks what a real one relies on: each step once, in order, all of it
 """
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from cosmos_core.bus import Bus, HostConfig
+from cosmos_core.config import config_to_json
 from cosmos_core.control import (
     ALL_DONE,
     ControllerConfig,
@@ -45,6 +49,21 @@ CONFIG = ControllerConfig(
     first_lease_s=8.0,
 )
 HOST = HostConfig(lease_s=0.8, tick_s=0.05, snapshot_every=7)
+
+HOST_PROCESS = """
+import asyncio, sys
+from cosmos_core.bus import Bus, ControllerHost, HostConfig
+from cosmos_core.config import config_from_json
+from cosmos_core.control import ControllerConfig
+
+async def main():
+    config = config_from_json(ControllerConfig, sys.argv[3])
+    host = HostConfig(lease_s=0.8, tick_s=0.05, snapshot_every=int(sys.argv[4]))
+    async with await Bus.connect(sys.argv[1], sys.argv[2]) as bus:
+        await ControllerHost(bus, config, host=host).run()
+
+asyncio.run(main())
+"""
 
 
 @dataclass
@@ -175,3 +194,16 @@ async def run_world(world: World, *tasks: Callable[[], Awaitable[object]]) -> No
             group.create_task(world.rollout(f"rollout-{index}"))
         for task in tasks:
             group.create_task(task())
+
+
+def spawn_host(
+    url: str, namespace: str, config: ControllerConfig, *, snapshot_every: int = 7
+) -> subprocess.Popen[bytes]:
+    """Start a controller's process, a session of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    words = (url, namespace, config_to_json(config), str(snapshot_every))
+    return subprocess.Popen(
+        [sys.executable, "-c", HOST_PROCESS, *words],
+        env=environment,
+        start_new_session=True,
+    )

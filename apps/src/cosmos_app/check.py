@@ -89,8 +89,9 @@ class Forecast:
         parameters: of the model.
         trained_parameters: those that take a gradient: of adapters, or all that are not frozen.
         groups_in_flight: most prompts issued and not yet trained on, from the admission depth.
-        slots: prompts that the rollout replicas can hold at once.
-        starved_slots: slots that admission leaves empty while one step trains.
+        slots: prompts that the rollout replicas can hold at once, those being scored too.
+        starved_slots: slots that admission leaves empty: while one step trains, or between two
+            steps where nothing is sampled while one trains.
         bubble: idle time of both sides as simulated, were they equally fast.
         train_s: least time to train on one step, were every product to run at this device's
             measured matrix rate: 6 floating-point operations a parameter and token.
@@ -196,15 +197,11 @@ def forecast(recipe: Recipe, counts: ParameterCounts, rate: float) -> Forecast:
     copies_mib = 2 * sent * BYTES_OF[recipe.model.training.dtype] / MIB
     policy_mib = trained_mib(counts, recipe.model.training) + copies_mib
     in_flight = (recipe.staleness.depth + 1) * recipe.trainer.groups_per_step
-    slots = recipe.rollout.replicas * recipe.rollout.slots
-    available = recipe.staleness.depth * recipe.trainer.groups_per_step
-    starved = max(0, slots - available) if recipe.staleness.depth else 0
+    slots = recipe.rollout.replicas * (recipe.rollout.slots + recipe.rollout.scoring)
+    starved = max(0, slots - _most_sampled(recipe))
     warnings: list[str] = []
     if starved:
-        warnings.append(
-            f"admission lets {available} prompts generate while a step trains, the rollouts have "
-            f"{slots} slots: {starved} stay empty; raise staleness.depth or lower rollout.slots"
-        )
+        warnings.append(_starving(recipe, slots))
     if not recipe.staleness.depth:
         warnings.append("staleness.depth=0: rollouts wait while the policy trains (on-policy)")
     return Forecast(
@@ -230,6 +227,26 @@ def forecast(recipe: Recipe, counts: ParameterCounts, rate: float) -> Forecast:
         train_s=6 * operations / rate / ranks,
         generate_s=2 * operations / rate / recipe.rollout.replicas,
         warnings=tuple(warnings),
+    )
+
+
+def _most_sampled(recipe: Recipe) -> int:
+    """Return how many prompts admission lets be sampled at once, while a step trains if any do."""
+    return max(1, recipe.staleness.depth) * recipe.trainer.groups_per_step
+
+
+def _starving(recipe: Recipe, slots: int) -> str:
+    """Say how many slots stay empty, why, and what to do about it."""
+    most = _most_sampled(recipe)
+    when, remedy = "while a step trains", "raise staleness.depth"
+    if not recipe.staleness.depth:
+        when, remedy = "for each step (staleness.depth is 0)", "raise trainer.groups_per_step"
+    of_scoring, lower = "", "rollout.slots"
+    if scoring := recipe.rollout.replicas * recipe.rollout.scoring:
+        of_scoring, lower = f", {scoring} of them for scoring", "rollout.slots or rollout.scoring"
+    return (
+        f"admission lets {most} prompts generate {when}, the rollouts have {slots} "
+        f"slots{of_scoring}: {slots - most} stay empty; {remedy} or lower {lower}"
     )
 
 

@@ -70,6 +70,10 @@ class StarvedSlotsError(RunError):
     """Raised by 'check' when a recipe has more rollout slots than its admission can fill."""
 
 
+class HungSinkError(RunError):
+    """Raised when a run is over and a sink does not return from a call: names the sink."""
+
+
 class EmptyGroupError(RunError):
     """Raised on a step with a group that has no completed sample: names step and group."""
 

@@ -246,7 +246,13 @@ class RunFrame:
             async with (
                 await self._connect(url, namespace) as bus,
                 redis_watched(RedisWatch(bus, own, self._say, self._note)),
-                passing_metrics_on(bus, self._recipe.sinks, context, self._answers.record),
+                passing_metrics_on(
+                    bus,
+                    self._recipe.sinks,
+                    context,
+                    self._answers.record,
+                    longest_s=self._recipe.launch.sink_s,
+                ),
                 refusals_told(bus, self._say),
             ):
                 if before:  # its launcher may have been killed

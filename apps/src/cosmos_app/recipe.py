@@ -215,6 +215,7 @@ class LaunchConfig:
         stall_s: a learner on given data that is in one pass over its data, or in reading them, for
             longer ends itself, as one whose file system or whose other rank is gone; it is started
             again, and goes on from the newest checkpoint or from what others have.
+        sink_s: longest that a sink may take for one record, or to be closed, when the run is over.
         stop_grace_s: time for a clean stop before processes are killed.
         preload: replicas of one process are forked from one that has imported what they need, so
             that they begin at once, also after a death, and share its memory.
@@ -227,12 +228,13 @@ class LaunchConfig:
     start_s: float = 3600.0
     save_s: float = 1800.0
     stall_s: float = 1800.0
+    sink_s: float = 600.0
     stop_grace_s: float = 60.0
     preload: bool = True
 
     def __post_init__(self) -> None:
         require_at_least(self, {"restarts": 0, "standbys": 0, "hung_s": 0, "stop_grace_s": 0})
-        for name in ("start_s", "save_s", "stall_s"):
+        for name in ("start_s", "save_s", "stall_s", "sink_s"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0, and finite")
 

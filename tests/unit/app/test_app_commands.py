@@ -74,6 +74,38 @@ def test_check_refuses_slots_that_admission_leaves_empty() -> None:
     assert "staleness.depth" in forecast["warnings"][0]
 
 
+def test_check_refuses_slots_that_no_step_can_fill_where_sampling_waits_for_training() -> None:
+    changes = ("staleness.depth=0", "staleness.bound=0")
+    full = call("check", str(QUICKSTART), *changes, "rollout.slots=32", "--json")
+    assert full.exit_code == 0, full.output
+    assert json.loads(full.stdout)["starved_slots"] == 0
+    result = call("check", str(QUICKSTART), *changes, "rollout.slots=33", "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["starved_slots"] == 2 * 33 - 64
+    said = " ".join(result.stderr.split())
+    assert "64 prompts generate for each step (staleness.depth is 0)" in said
+    assert "2 stay empty; raise trainer.groups_per_step or lower rollout.slots" in said
+
+
+def test_check_counts_places_for_scoring_as_the_controller_does() -> None:
+    result = call("check", str(QUICKSTART), "rollout.scoring=3", "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["slots"] == 2 * (32 + 3)
+    said = " ".join(result.stderr.split())
+    assert "70 slots, 6 of them for scoring: 6 stay empty" in said
+    assert "lower rollout.slots or rollout.scoring" in said
+
+
+def test_check_prints_the_bubble_that_it_predicts() -> None:
+    bubble = predict_bubble(load_recipe(QUICKSTART, []))
+    shown = " ".join(call("check", str(QUICKSTART)).output.split())
+    assert bubble.policy > 0.0
+    assert (
+        f"predicted bubble, were both sides equally fast: policy {bubble.policy:.0%}, rollouts "
+        f"{bubble.rollout:.0%}; a step takes {bubble.over_bound:.2f} times what it has to"
+    ) in shown
+
+
 def test_check_predicts_the_bubble_of_what_admission_allows() -> None:
     """Waiting for one side after the other is idle on both; two steps of depth are hardly."""
     found = [

@@ -1,400 +1,115 @@
 """The controller against everything at once: joins, deaths, silence, repeats, delays, restarts.
 
-Hypothesis drives a small world: two rollout replicas, and one or two policy replicas with a disk.
-Whatever it does, the books balance, the bound holds where it is promised, no sample is trained on
-twice, a controller read back from its snapshot does exactly what the first one does, and once
-everybody answers the run ends. Two policy replicas take each step together, and when one dies the
-other is started anew as well, as the launcher does.
+And against who operates a run: another number of rollouts is asked for, or a stop, and words of
+launchers and replicas come twice.
 """
 
-import itertools
-import random
-from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from control_world import GROUPS_PER_STEP, NUM_STEPS, World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from cosmos_core.control import (
-    ALL_DONE,
-    Controller,
-    ControllerConfig,
-    StalenessConfig,
-    ValidationPlan,
-)
-from cosmos_core.control.books import audit
+from cosmos_core.control import Controller, step_of_cut
 from cosmos_core.control.ending import LOST
-from cosmos_core.messages import (
-    CancelGroup,
-    CheckpointSaved,
-    Command,
-    Event,
-    Generate,
-    GroupFailed,
-    GroupFinished,
-    GroupId,
-    LoadFailed,
-    LoadVersion,
-    Progress,
-    ReplicaJoined,
-    ReplicaLeft,
-    SampleRef,
-    StepFinished,
-    Stop,
-    Tick,
-    Train,
-    VersionLoaded,
-    VersionPublished,
-    decode_command,
-    encode_message,
-)
+from cosmos_core.messages import ReplicaJoined, ReplicaLeft, ScaleRequested, StopRequested
 
-NUM_STEPS = 6
-GROUPS_PER_STEP = 3
-POLICIES = ("policy-0", "policy-1")
+ROLLOUTS = ("rollout-0", "rollout-1")
+ASKED = "ctrl-c"
 
 
-@dataclass
-class Replica:
-    """A process: what it was told and has not read, what it said and nobody has read."""
+class OperatedWorld(World):
+    """A world that somebody looks after."""
 
-    name: str
-    incarnation: str
-    version: int = 0
-    num_fall_backs: int = 0
-    inbox: list[Command] = field(default_factory=list)
-    sampling: dict[GroupId, tuple[int, int, int, int]] = field(default_factory=dict)
-    loading: LoadVersion | None = None
-    is_alive: bool = True
-
-
-class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0.0
-        self.count = itertools.count()
-        self.replicas: dict[str, Replica] = {}
-        self.stream: dict[str, list[tuple[str, Event]]] = {}  # by sender, in order
-        self.said: list[tuple[str, Event]] = []
-        self.disk = (0, 0)  # version, fall-backs
-        self.may_be_lost = False
-        self.trained: dict[int, tuple[int, ...]] = {}
-
-    @initialize(
-        depth=st.integers(0, 2),
-        slack=st.integers(0, 2),
-        zero_signal=st.booleans(),
-        validation=st.booleans(),
-        every=st.integers(0, 3),
-        policy=st.sampled_from(["block", "drop", "count", "window"]),
-        num_policies=st.integers(1, 2),
-    )
-    def begin(self, depth, slack, zero_signal, validation, every, policy, num_policies) -> None:
-        self.config = ControllerConfig(
-            num_steps=NUM_STEPS,
-            groups_per_step=GROUPS_PER_STEP,
-            samples_per_group=2,
-            num_policies=num_policies,
-            staleness=StalenessConfig(depth=depth, bound=depth + slack, policy=policy),
-            validation=ValidationPlan(num_prompts=3 if validation else 0, every=every),
-            checkpoint_every=every,
-            drop_zero_signal=zero_signal,
-            max_attempts=1000,
-            lease_s=10.0,
-            first_lease_s=20.0,
-        )
-        self.controller = Controller(self.config)
-        self.shadow = Controller(self.config)
-        for name in ("rollout-0", "rollout-1", *POLICIES[:num_policies]):
-            self.start(name)
-
-    # ------------------------------------------------------------ what processes do
-
-    def start(self, name: str) -> None:
-        replica = Replica(name, f"{name}#{next(self.count)}")
-        if name.startswith("policy"):
-            replica.version, replica.num_fall_backs = self.disk
-        self.replicas[name] = replica
-        self.join(replica)
-
-    def join(self, replica: Replica) -> None:
-        role = "policy" if replica.name.startswith("policy") else "rollout"
-        joined = ReplicaJoined(
-            replica=replica.name,
-            role=role,
-            slots=2 if role == "rollout" else 0,
-            version=replica.version,
-            lineage=replica.num_fall_backs,
-            endpoints=(replica.name,) if role == "policy" else (),
-            incarnation=replica.incarnation,
-        )
-        self.say(replica, joined)
-
-    def say(self, replica: Replica, event: Event) -> None:
-        self.stream.setdefault(replica.name, []).append((replica.incarnation, event))
-
-    def act(self, replica: Replica, choice: int) -> None:
-        if not replica.is_alive:
-            return
-        if choice % 3 == 0 and replica.inbox:
-            self.obey(replica, replica.inbox.pop(0))
-        elif choice % 3 == 1 and replica.sampling:
-            self.finish_group(replica, choice)
-        elif replica.loading is not None:
-            self.finish_load(replica, choice)
-        elif replica.inbox:
-            self.obey(replica, replica.inbox.pop(0))
-
-    def obey(self, replica: Replica, command: Command) -> None:
-        name = replica.name
-        match command:
-            case Generate():
-                old = replica.version
-                replica.sampling[command.group] = (command.attempt, command.num_samples, old, old)
-            case CancelGroup():
-                if replica.sampling.get(command.group, (-1,))[0] == command.attempt:
-                    del replica.sampling[command.group]
-            case LoadVersion():
-                replica.loading = command
-            case Train() if command.step == replica.version and not self.is_met(replica, command):
-                replica.inbox.insert(0, command)
-            case Train() if command.step == replica.version:
-                replica.version += 1
-                now = len(command.line)
-                replica.num_fall_backs = now
-                self.say(replica, StepFinished(replica=name, step=command.step, lineage=now))
-                version = replica.version
-                self.say(replica, VersionPublished(replica=name, version=version, lineage=now))
-                if command.cut:
-                    self.save(replica)
-            case Stop() if name.startswith("policy"):
-                self.save(replica)
-            case _:
-                pass
-
-    def policies(self) -> list[Replica]:
-        return [self.replicas[name] for name in POLICIES if name in self.replicas]
-
-    def is_met(self, replica: Replica, train: Train) -> bool:
-        """Whether the others are at this very step too, or have taken it with this one."""
-        others = [policy for policy in self.policies() if policy is not replica]
-        return all(train in other.inbox or other.version > train.step for other in others)
-
-    def save(self, replica: Replica) -> None:
-        version, lineage = replica.version, replica.num_fall_backs
-        if version:  # who has taken no step has nothing to save, and says so
-            self.disk = (version, lineage)
-        path = "x" if version else ""
-        saved = CheckpointSaved(replica=replica.name, step=version - 1, path=path, lineage=lineage)
-        self.say(replica, saved)
-
-    def finish_group(self, replica: Replica, choice: int) -> None:
-        group, (attempt, num, oldest, _) = next(iter(replica.sampling.items()))
-        del replica.sampling[group]
-        if choice % 7 == 0:
-            failed = GroupFailed(
-                replica=replica.name,
-                group=group,
-                attempt=attempt,
-                reason="engine",
-                drop_as="prompt too long" if choice % 2 else "",
-            )
-            self.say(replica, failed)
-            return
-        samples = tuple(
-            SampleRef(
-                sibling=sibling,
-                status="failed" if choice % 11 == 0 else "completed",
-                key=f"{group}/{attempt}/{sibling}",
-                num_tokens=3,
-                reward=float(sibling * (choice % 5)),
-                oldest_version=oldest,
-                newest_version=max(oldest, replica.version),
-            )
-            for sibling in range(num)
-        )
-        name = replica.name
-        done = GroupFinished(replica=name, group=group, attempt=attempt, samples=samples)
-        self.say(replica, done)
-
-    def finish_load(self, replica: Replica, choice: int) -> None:
-        order, replica.loading = replica.loading, None
-        assert order is not None
-        version, lineage = order.version, order.lineage
-        if choice % 5 == 0 or self.replicas[order.endpoints[0]].version < version:
-            name = replica.name
-            failed = LoadFailed(replica=name, version=version, reason="gone", lineage=lineage)
-            self.say(replica, failed)
-            return
-        replica.version = version
-        loaded = VersionLoaded(
-            replica=replica.name, version=version, transfer_s=0, stall_s=0, lineage=lineage
-        )
-        self.say(replica, loaded)
-
-    # ------------------------------------------------------------ the bus and the host
-
-    def deliver(self, name: str) -> None:
-        incarnation, event = self.stream[name].pop(0)
-        self.hear(name, incarnation, event)
-        self.said.append((incarnation, event))
-
-    def hear(self, name: str, incarnation: str, event: Event) -> None:
-        known = self.controller.incarnation_of(name)
-        if not isinstance(event, ReplicaJoined) and known != incarnation:
-            replica = self.replicas[name]
-            if known is None and replica.incarnation == incarnation and replica.is_alive:
-                replica.sampling.clear()
-                replica.inbox = [c for c in replica.inbox if not isinstance(c, Generate)]
-                self.join(replica)
-            return
-        if isinstance(event, ReplicaJoined) and self.replicas[name].incarnation != incarnation:
-            return  # of a process that is dead by now; the test does not keep its streams apart
-        self.handle(event)
-
-    def handle(self, event: Event) -> None:
-        self.now += 0.01
-        commands = self.controller.handle(event, self.now)
-        assert self.shadow.handle(event, self.now) == commands
-        for name, command in commands:
-            assert decode_command(encode_message(command)) == command
-            replica = self.replicas[name]
-            if self.controller.incarnation_of(name) == replica.incarnation:
-                replica.inbox.append(command)
-            if isinstance(command, Train):
-                self.check_step(command)
-
-    def check_step(self, train: Train) -> None:
-        for later in [step for step in self.trained if step >= train.step]:
-            del self.trained[later]
-        assert len(train.groups) == GROUPS_PER_STEP
-        ordinals = tuple(int(group[0].key.split("/")[0].split(".")[2]) for group in train.groups)
-        assert list(ordinals) == sorted(set(ordinals))
-        taken = set(itertools.chain(*self.trained.values()))
-        assert not taken & set(ordinals), "a prompt is trained on twice"
-        self.trained[train.step] = ordinals
-        for group in train.groups:
-            staleness = train.step - min(sample.oldest_version for sample in group)
-            assert staleness >= 0
-            if self.config.staleness.policy in {"block", "drop"}:
-                assert staleness <= self.config.staleness.bound
-
-    # ------------------------------------------------------------ what may happen
-
-    def name_of(self, which: int) -> str:
-        return sorted(self.replicas)[which % len(self.replicas)]
-
-    @rule(which=st.integers(0, 3), choices=st.lists(st.integers(0, 400), min_size=1, max_size=25))
-    def work(self, which, choices) -> None:
-        for choice in choices:
-            self.act(self.replicas[self.name_of(which)], choice)
-
-    @rule(counts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), max_size=6))
-    def listen(self, counts) -> None:
-        for which, count in counts:
-            name = self.name_of(which)
-            for _ in range(min(count, len(self.stream.get(name, [])))):
-                self.deliver(name)
-
-    @rule(rounds=st.integers(1, 4), seed=st.integers(0, 1000))
-    def go_on(self, rounds, seed) -> None:
-        for turn in range(rounds):
-            for name, replica in self.replicas.items():
-                for choice in range(6):
-                    self.act(replica, seed * 13 + turn * 7 + choice)
-                while self.stream.get(name):
-                    self.deliver(name)
-
-    @precondition(lambda self: self.said)
-    @rule(back=st.integers(1, 20))
-    def repeat(self, back) -> None:
-        incarnation, event = self.said[-min(back, len(self.said))]
-        name = getattr(event, "replica", "")
-        if isinstance(event, (ReplicaJoined, ReplicaLeft)):
-            return
-        if self.controller.incarnation_of(name) == incarnation:
-            self.handle(event)
-
-    @rule(which=st.integers(0, 3), says_so=st.booleans(), comes_back=st.booleans())
-    def kill(self, which, says_so, comes_back) -> None:
-        replica = self.replicas[self.name_of(which)]
-        dying = self.policies() if replica.name in POLICIES else [replica]
-        self.note_death()
-        for each in dying:
-            each.is_alive = False
-        for each in dying:
-            if says_so and self.controller.incarnation_of(each.name) == each.incarnation:
-                self.handle(ReplicaLeft(replica=each.name, reason="killed"))
-            if comes_back:
-                self.start(each.name)
-
-    @rule(seconds=st.floats(0.1, 30.0))
-    def silence(self, seconds) -> None:
-        self.now += seconds
-        self.note_death()
-        self.handle(Tick())
+        self.is_asked_to_stop = False
+        self.has_died = False
 
     def note_death(self) -> None:
-        """A policy that dies, or seems to, behind the last step takes its weights along."""
-        self.may_be_lost |= any(policy.version == NUM_STEPS for policy in self.policies())
+        super().note_death()
+        self.has_died = True
 
-    @rule()
-    def restart_controller(self) -> None:
-        self.controller = Controller.restore(self.config, self.controller.snapshot())
+    @rule(wanted=st.integers(0, 2), policies=st.integers(-1, 2))
+    def scale(self, wanted: int, policies: int) -> None:
+        """As the launcher does it: those that are missing are started."""
+        self.handle(ScaleRequested(rollouts=wanted, policies=policies))
+        for name in ROLLOUTS[:wanted]:
+            if not self.replicas[name].is_alive:
+                self.start(name)
 
-    @rule()
-    def restart_shadow(self) -> None:
-        self.shadow = Controller.restore(self.config, self.shadow.snapshot())
+    @precondition(lambda self: not self.is_asked_to_stop)
+    @rule(rounds=st.integers(0, 25), seed=st.integers(0, 1000))
+    def stop(self, rounds: int, seed: int) -> None:
+        """Not before some steps were taken, or most of what happens would happen to its end."""
+        self.go_on(rounds, seed)
+        self.is_asked_to_stop = not self.controller.state.stopping
+        self.handle(StopRequested(reason=ASKED))
 
-    # ------------------------------------------------------------ what must hold
-
-    @invariant()
-    def books_balance(self) -> None:
-        if not hasattr(self, "controller"):
+    @rule(which=st.integers(0, 3))
+    def join_twice(self, which: int) -> None:
+        """What a replica said when it joined comes again, whatever has happened to it since."""
+        name = self.name_of(which)
+        known, replica = self.controller.state.replicas.get(name), self.replicas[name]
+        if known is None or known.incarnation != replica.incarnation:
             return
-        books = audit(self.controller.state)
-        books.check()
-        assert books == self.controller.books()
-        for replica in self.controller.state.rollouts():
-            assert 0 <= replica.busy <= replica.slots
+        seat, lost = known.seat, self.controller.state.counters.replicas_lost
+        joined = next(
+            event
+            for incarnation, event in reversed(self.said)
+            if isinstance(event, ReplicaJoined) and incarnation == known.incarnation
+        )
+        self.handle(joined)
+        assert self.controller.state.replicas[name] is known
+        assert known.seat == seat
+        assert self.controller.state.counters.replicas_lost == lost
 
-    def teardown(self) -> None:
-        if not hasattr(self, "controller"):
+    @rule(which=st.integers(0, 3), times=st.integers(1, 3))
+    def leave(self, which: int, times: int) -> None:
+        """A launcher says of one that lives that it is dead, as of the one before it, too late."""
+        name = self.name_of(which)
+        self.note_death()
+        for _ in range(times):
+            self.handle(ReplicaLeft(replica=name, reason="killed"))
+            assert self.controller.incarnation_of(name) is None
+
+    def settle(self) -> None:
+        self.handle(ScaleRequested(rollouts=len(ROLLOUTS)))
+        super().settle()
+
+    def check_end(self) -> None:
+        if not self.is_asked_to_stop:
+            super().check_end()
             return
-        rng = random.Random(0)
-        for turn in range(200):
-            if self.controller.finished:
-                break
-            for name in sorted(self.replicas):
-                if not self.replicas[name].is_alive:
-                    self.start(name)
-                self.say(self.replicas[name], Progress(replica=name, count=turn))
-                for _ in range(20):
-                    self.act(self.replicas[name], rng.randrange(1000))
-                while self.stream.get(name):
-                    self.deliver(name)
-            self.now += 1.0
-            self.handle(Tick())
-        if self.may_be_lost and self.controller.finished == LOST:
-            assert self.controller.state.saved < NUM_STEPS, "it was told of the last weights"
-            return
-        assert self.controller.finished == ALL_DONE, self.controller.waiting_for(self.now)
-        assert self.controller.books().consumed == NUM_STEPS * GROUPS_PER_STEP
-        assert self.controller.snapshot() == self.shadow.snapshot()
+        state = self.controller.state
+        ends = {ASKED, *({f"{ASKED}; {LOST}"} if self.has_died else ())}
+        assert self.controller.finished in ends, self.controller.waiting_for(self.now)
+        assert state.stop is not None
+        consumed = state.step * GROUPS_PER_STEP
+        assert self.controller.books().consumed == consumed <= NUM_STEPS * GROUPS_PER_STEP
+        assert step_of_cut(state.stop) == state.step
+        resumed = Controller.from_cut(self.config, state.stop)
+        resumed.books().check()
+        assert resumed.books().consumed == consumed
+
+
+def _explore(world: Any, num_examples: int) -> None:
+    calm = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    steps = settings(stateful_step_count=25, deadline=None, suppress_health_check=calm)
+    run_state_machine_as_test(world, settings=settings(steps, max_examples=num_examples))
 
 
 @pytest.mark.parametrize(
     "num_examples", [15, pytest.param(600, marks=[pytest.mark.thorough, pytest.mark.slow])]
 )
 def test_the_controller_holds_in_any_world(num_examples: int) -> None:
-    calm = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    steps = settings(stateful_step_count=25, deadline=None, suppress_health_check=calm)
-    run_state_machine_as_test(World, settings=settings(steps, max_examples=num_examples))
+    _explore(World, num_examples)
+
+
+@pytest.mark.parametrize(
+    "num_examples", [10, pytest.param(600, marks=[pytest.mark.thorough, pytest.mark.slow])]
+)
+def test_the_controller_holds_in_a_world_that_somebody_operates(num_examples: int) -> None:
+    _explore(OperatedWorld, num_examples)

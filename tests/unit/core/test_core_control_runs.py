@@ -300,6 +300,11 @@ def test_a_validation_of_several_answers_tells_their_mean_and_that_of_the_best(s
         assert 0.8 < result.best_reward <= 1.0, "1 - 2**-4 of four coins each"
 
 
+def _ordinals(trained: dict[int, tuple[tuple[SampleRef, ...], ...]]) -> list[int]:
+    keys = [group[0].key for groups in trained.values() for group in groups]
+    return sorted(int(key.split("/")[0].split(".")[2]) for key in keys)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_resumed_from_its_cut_goes_on_with_the_same_sample_stream(seed: int) -> None:
     config = _config(2, 4, validation=ValidationPlan())
@@ -312,12 +317,39 @@ def test_a_run_resumed_from_its_cut_goes_on_with_the_same_sample_stream(seed: in
     resumed.join("rollout-0", "rollout")
     resumed.run()
     trained = {**world.trained, **resumed.trained}
-    ordinals = sorted(
-        int(g[0].key.split("/")[0].split(".")[2]) for groups in trained.values() for g in groups
-    )
     assert sorted(trained) == list(range(12))
-    assert len(set(ordinals)) == 48, "no prompt twice"
+    assert len(set(_ordinals(trained))) == 48, "no prompt twice"
     assert resumed.controller.books().issued >= 48
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize(("depth", "bound"), [(1, 2), (2, 4), (3, 8)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_ahead_of_training_that_was_resumed_trains_on_the_prompts_of_one_that_was_not(
+    end: str, depth: int, bound: int, seed: int
+) -> None:
+    """The same set, none twice and none left out, while replicas die and samples fail."""
+    config = _config(depth, bound, max_attempts=1000)
+    troubles = {"kills": 3, "failures": 0.1}
+    whole, first = (_world(config, seed, **troubles) for _ in range(2))
+    whole.run()
+    while first.controller.state.step < 9:
+        first.now, _, event = heapq.heappop(first.queue)
+        first.deliver(event)
+    if end == "stopped":
+        first.deliver(StopRequested(reason="ctrl-c"))
+        first.run()
+    begun = max(first.cuts)
+    assert begun == 8 if end == "killed" else begun >= 9
+    before = {step: groups for step, groups in first.trained.items() if step < begun}
+    resumed = World(Controller.from_cut(config, first.cuts[begun]), random.Random(100), **troubles)
+    for index in range(2):
+        resumed.join(f"rollout-{index}", "rollout")
+    resumed.join("policy-0", "policy", version=begun)
+    resumed.run()
+    assert sorted(resumed.trained) == list(range(begun, 12))
+    assert _ordinals({**before, **resumed.trained}) == _ordinals(whole.trained)
+    assert resumed.controller.books().consumed == whole.controller.books().consumed == 48
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from cosmos_core.bus.absence import Absence
 from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.errors import BusError, CodeVersionError, SupersededError
 from cosmos_core.bus.keys import Keys
@@ -32,6 +33,7 @@ from cosmos_core.messages import (
 _BLOCK_MS = 1000
 _AT_ONCE = 64
 _FAREWELL_S = 2.0
+_GONE_S = 60.0
 
 
 class Call(Protocol):
@@ -50,14 +52,31 @@ class ReplicaChannel:
     Entering announces the replica; leaving says that it is gone. Commands of an older controller
     than the newest heard of are ignored. A replica that the controller took for dead is told so:
     the channel then cancels what the replica still holds (as ``CancelGroup``) and joins again. One
-    that joins a run which has ended meanwhile is told to stop by the channel itself.
+    that joins a run which has ended meanwhile is told to stop by the channel itself, as is one that
+    the run ended without. One whose run has no controller for a minute says so, and waits on.
 
     Attributes:
         incarnation: tells this process apart from earlier ones of the same name.
     """
 
-    def __init__(self, call: Call, keys: Keys, joined: ReplicaJoined) -> None:
-        """Nothing is sent before the channel is entered."""
+    def __init__(
+        self,
+        call: Call,
+        keys: Keys,
+        joined: ReplicaJoined,
+        say: Callable[[str], None],
+        *,
+        gone_s: float = _GONE_S,
+    ) -> None:
+        """Nothing is sent before the channel is entered.
+
+        Args:
+            call: carries requests out.
+            keys: of the run.
+            joined: what is told of the replica.
+            say: told when the run has had no controller for ``gone_s``, and when it has again.
+            gone_s: seconds.
+        """
         self.incarnation = secrets.token_hex(8)
         self._call = call
         self._keys = keys
@@ -65,6 +84,8 @@ class ReplicaChannel:
         self._join_id = (0, 0)
         self._epoch = 0
         self._is_heard = False
+        self._is_stopped = False
+        self._absence = Absence(keys.namespace, say, gone_s)
         self._held: dict[GroupId, int] = {}
 
     @property
@@ -125,21 +146,41 @@ class ReplicaChannel:
                     yield command
             if entries:
                 self._is_heard = True
+                self._absence.end()
                 await self._forget(last)
-            elif not self._is_heard and (reason := await self._reason_of_end()):
-                self._is_heard = True
+            elif reason := await self._end_without_us(last):
+                self._is_heard = self._is_stopped = True
                 yield Stop(reason=reason)
+
+    async def _end_without_us(self, last: bytes) -> str:
+        """Return why the run has ended, if it has unknown to this replica; no command has come.
+
+        If there is nobody who could have given one, that is said.
+        """
+        is_absent = await self._is_absent()
+        if self._is_stopped or (self._is_heard and not is_absent):
+            return ""
+        reason = await self._reason_of_end(last)
+        if is_absent and not reason:
+            self._absence.tell()
+        return reason
+
+    async def _is_absent(self) -> bool:
+        if not self._absence.wait(_BLOCK_MS / 1000):
+            return False
+        holder = await self._call(lambda c: c.get(self._keys.lease))
+        return self._absence.look((holder or b"").decode())
 
     async def _read(self, last: bytes, *, block_ms: int | None = _BLOCK_MS) -> list[Entry]:
         stream = self._keys.commands(self.replica, self.incarnation)
         answer = await self._call(lambda c: c.xread({stream: last}, count=_AT_ONCE, block=block_ms))
         return stream_entries(answer)
 
-    async def _reason_of_end(self) -> str:
+    async def _reason_of_end(self, last: bytes) -> str:
         """Return why the run has ended, if it has and no command is on its way to this replica."""
         data = await self._call(lambda c: c.get(self._keys.status))
         status: dict[str, Any] = msgspec.json.decode(data) if data else {}
-        if not status.get("finished") or await self._read(b"0-0", block_ms=None):
+        if not status.get("finished") or await self._read(last, block_ms=None):
             return ""
         return status["finished"]
 
@@ -164,6 +205,8 @@ class ReplicaChannel:
                 self._held[command.group] = command.attempt
             case CancelGroup():
                 self._held.pop(command.group, None)
+            case Stop():
+                self._is_stopped = True
             case Train() if command.step < self._joined.version and not self._is_of_newer(command):
                 return []  # given again while we were taken for dead, but taken meanwhile
             case _:
@@ -181,7 +224,7 @@ class ReplicaChannel:
             CancelGroup(group=group, attempt=attempt) for group, attempt in self._held.items()
         ]
         self._held.clear()
-        self._is_heard = False
+        self._is_heard = self._is_stopped = False
         if self._joined.role == "rollout":  # what it is loading may be of a lost lineage
             self._joined = msgspec.structs.replace(self._joined, endpoints=())
         self._join_id = await self._append(self._joined)

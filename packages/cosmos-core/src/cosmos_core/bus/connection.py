@@ -90,6 +90,7 @@ class Bus:
         self.address = mask_password(url)
         self._client = client
         self._patience_s = patience_s
+        self._say = say
         self._outage = Outage(self.address, say)
 
     @classmethod
@@ -112,7 +113,7 @@ class Bus:
             connect_s: how long the server may take to answer at first.
             patience_s: how long every later call tries to reach it, and waits for its disk; a
                 minute, and half a day for the disk, unless told.
-            say: told when calls begin to wait for a server that does not answer, and when it does.
+            say: told what is waited for: a server that does not answer, a controller that is gone.
 
         Raises:
             BusPasswordError: if it refuses the password, or wants one.
@@ -228,7 +229,7 @@ class Bus:
 
     def join(self, joined: ReplicaJoined) -> ReplicaChannel:
         """Return the channel of a replica; entering it tells the controller."""
-        return ReplicaChannel(self.call, self.keys, joined)
+        return ReplicaChannel(self.call, self.keys, joined, self._say)
 
     async def send_event(self, event: Event) -> None:
         """Report something that is not a replica's own word, such as its death."""

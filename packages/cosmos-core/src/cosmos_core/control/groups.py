@@ -189,7 +189,8 @@ class GroupTable:
     def consume(self, group: GroupState) -> None:
         """Close the books on a group that was trained on."""
         self._remove(group)
-        self._state.attempts_used[group.ordinal] = group.attempt
+        if group.attempt:
+            self._state.attempts_used[group.ordinal] = group.attempt
         self._state.counters.consumed += 1
 
     def reissue(self, ordinal: int) -> None:
@@ -198,7 +199,7 @@ class GroupTable:
         What its attempts have sampled is deleted, so a rollout replica must not take the new one
         for one of these and report it again.
         """
-        attempt = self._state.attempts_used.pop(ordinal) + 1
+        attempt = self._state.attempts_used.pop(ordinal, 0) + 1
         self._state.counters.consumed -= 1
         self._add(GroupState(ordinal=ordinal, attempt=attempt, first_attempt=attempt))
 

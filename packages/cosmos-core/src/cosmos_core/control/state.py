@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from cosmos_core.control.ordinals import Packed
 from cosmos_core.messages import GroupId, Role, SampleRef
 
 GroupStage = Literal["waiting", "generating", "ready", "training"]
@@ -189,7 +190,8 @@ class Counters(msgspec.Struct, kw_only=True):
 class ControllerState(msgspec.Struct, kw_only=True):
     """The fold of all events.
 
-    ``attempts_used``: the last attempt at every prompt in ``consumed_since_save``.
+    ``consumed_since_save``: the prompts of each step that no checkpoint holds, packed: of all steps
+    if there are no checkpoints. ``attempts_used``: the last attempt at those that were tried again.
     ``saved``: the newest version of which there is a checkpoint, older than which the run never
     falls back to. ``line``: the versions that policy replicas fell back to, in order
     (`cosmos_core.lineage`).
@@ -211,7 +213,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     policy_names: list[str] = msgspec.field(default_factory=list)
     training: StepState | None = None
     idle_since_s: float = 0.0
-    consumed_since_save: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    consumed_since_save: dict[int, Packed] = msgspec.field(default_factory=dict)
     attempts_used: dict[int, int] = msgspec.field(default_factory=dict)
     round: RoundState | None = None
     rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.cut import cut_of
 from cosmos_core.control.groups import GroupTable
+from cosmos_core.control.ordinals import pack_ordinals, unpack_ordinals
 from cosmos_core.control.staleness import policy_of
 from cosmos_core.control.state import (
     UNKNOWN_VERSION,
@@ -166,7 +167,7 @@ class Steps:
         self._stats.append(state.last_step)
         for group in self._training_groups(training):
             self._groups.consume(group)
-        state.consumed_since_save[training.step] = training.ordinals
+        state.consumed_since_save[training.step] = pack_ordinals(training.ordinals)
         self._set_step(training.step + 1, now)
 
     def take_stats(self) -> list[StepStats]:
@@ -183,7 +184,7 @@ class Steps:
         state.counters.steps_void += state.step - version + (state.training is not None)
         lost = [step for step in state.consumed_since_save if step >= version]
         for step in lost:
-            for ordinal in state.consumed_since_save.pop(step):
+            for ordinal in unpack_ordinals(state.consumed_since_save.pop(step)):
                 self._groups.reissue(ordinal)
         self.abandon()
         self.reset_after(version)
@@ -214,10 +215,11 @@ class Steps:
 
     def saved(self, step: int) -> None:
         """Note that a checkpoint holds everything up to and including a step."""
-        self._state.saved = max(self._state.saved, step + 1)
-        for known in [s for s in self._state.consumed_since_save if s <= step]:
-            for ordinal in self._state.consumed_since_save.pop(known):
-                del self._state.attempts_used[ordinal]
+        state = self._state
+        state.saved = max(state.saved, step + 1)
+        for known in [s for s in state.consumed_since_save if s <= step]:
+            for ordinal in unpack_ordinals(state.consumed_since_save.pop(known)):
+                state.attempts_used.pop(ordinal, None)
 
     def abandon(self) -> None:
         """Give the step in hand up; its groups are unfinished."""

@@ -72,9 +72,13 @@ class FanOut:
 
     A record that one of them did not take may be written again, as when a disk was full: it goes to
     that one and those after it.
+
+    Attributes:
+        at: the sink, by its class, that was called last to write or close; another thread may ask.
     """
 
     def __init__(self, sinks: Sequence[MetricSink]) -> None:
+        self.at = ""
         self._sinks = tuple(sinks)
         self._refused: MetricRecord | None = None
         self._num_taken = 0
@@ -85,6 +89,7 @@ class FanOut:
             self._num_taken = 0
         self._refused = record
         for sink in self._sinks[self._num_taken :]:
+            self.at = type(sink).__name__
             sink.write(record)
             self._num_taken += 1
         self._refused = None
@@ -99,4 +104,8 @@ class FanOut:
         """Close every sink, the last one first, also when one of them fails to."""
         with ExitStack() as stack:
             for sink in self._sinks:
-                stack.callback(sink.close)
+                stack.callback(self._close, sink)
+
+    def _close(self, sink: MetricSink) -> None:
+        self.at = type(sink).__name__
+        sink.close()
