@@ -26,8 +26,8 @@ class DataConfig:
 
     Attributes:
         path: JSON lines of {"prompt", "answer", ...} or {"messages", "answer", ...}, Parquet, or a
-            directory of such files; rows may have ``images`` and ``videos``. Rows are made up when
-            there is none.
+            directory of such files; rows may have ``images`` and ``videos``. When there is none,
+            rows are those of the environment, if it is one of `verifiers`, or else made up.
         held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
         sets: several data sets in place of ``path`` and ``held_out_path``.
         held_out: how many rows of each ``path`` are kept back, at most a tenth of it; 0 for none,
@@ -65,7 +65,7 @@ class DataConfig:
 
     @property
     def is_generated(self) -> bool:
-        """Whether the prompts are made up."""
+        """Whether no file has the prompts: they are made up, or the environment brings them."""
         return self.path is None and not self.sets
 
     def generate(self, seed: int) -> tuple[list[Row], list[Row]]:

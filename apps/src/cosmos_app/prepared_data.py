@@ -5,6 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from cosmos_app.data_config import DataConfig, Source
+from cosmos_app.environment_rows import brings_rows, write_environment_rows
 from cosmos_app.errors import DataError
 from cosmos_app.prepare import RunFiles
 from cosmos_app.prompt_rows import prompt_rows, row_with_media_in
@@ -22,13 +23,17 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
     Those to train on are written last: where they are, all is there.
 
     Raises:
-        DataError: if the recipe names a file that cannot be used, or more rows than can be made.
+        DataError: if the recipe names a file that cannot be used, more rows than can be made, or
+            an environment whose rows cannot be had.
     """
-    if recipe.data.is_generated:
+    sources = recipe.data.sources
+    if brings_rows(recipe):
+        sources = (write_environment_rows(recipe, files.train.with_name("environment.jsonl")),)
+    if not sources:
         train, held_out = recipe.data.generate(recipe.seed)
     else:
         media = _media_of(files)
-        divided = {s.name: _divided(s, recipe.data, media) for s in recipe.data.sources}
+        divided = {s.name: _divided(s, recipe.data, media) for s in sources}
         train = [row for rows, _ in divided.values() for row in rows]
         counts = {name: len(rows) for name, (_, rows) in divided.items()}
         held_out = [divided[name][1][number] for name, number in evenly_spread(counts)]

@@ -1,5 +1,6 @@
 """What rewards and environments need, held against the files and functions that are there."""
 
+from cosmos_app.environment_rows import brings_rows
 from cosmos_app.errors import DataError
 from cosmos_app.recipe import Recipe
 from cosmos_rollout import (
@@ -29,7 +30,7 @@ def _require_budgets(recipe: Recipe) -> None:
         DataError: if sums are generated, which have none.
     """
     budget = getattr(recipe.length_reward, "field", "")
-    if budget and recipe.data.is_generated:
+    if budget and recipe.data.is_generated and not brings_rows(recipe):
         raise DataError(
             f"length_reward: it reads the field {budget!r} of data rows, which sums that are "
             "generated have not; set data.path, or length_reward.kind = 'relative'"

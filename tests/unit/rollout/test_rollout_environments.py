@@ -120,6 +120,36 @@ async def test_a_reply_that_was_cut_is_the_last():
     assert (len(episode.token_ids), episode.finish_reason, episode.num_turns) == (100, "length", 1)
 
 
+class Informs(Echo):
+    """Shows tools, before or after the model spoke, and notes numbers."""
+
+    def __init__(self, *, late: bool = False):
+        self._late = late
+
+    async def play(self, row, chat, seed):
+        shown = [{"type": "function", "function": {"name": "add"}}]
+        if not self._late:
+            chat.show(shown)
+        reply = await chat.reply([{"role": "user", "content": row.prompt}])
+        if self._late:
+            chat.show(shown)
+        chat.note({"letters": len(reply.text), "odd": float("nan"), "turns": 9})
+        return {}
+
+
+async def test_tools_that_an_environment_shows_late_are_in_the_opening():
+    episode = await play(Informs(), says("ab"))
+    text = TOKENIZER.decode(episode.token_ids.tolist(), skip_special_tokens=False)
+    assert text.startswith("<|im_start|>system\n[")
+    assert '"name": "add"' in text
+    assert episode.metrics == {"letters": 2.0, "turns": 9.0}
+
+
+async def test_tools_that_are_shown_after_the_model_spoke_cost_the_episode():
+    with pytest.raises(EpisodeError, match="other tools were to be shown after something was said"):
+        await play(Informs(late=True), says("ab"))
+
+
 # ------------------------------------------------------------------------------- the producer
 class OneForAll:
     async def score(self, sample):
@@ -212,6 +242,11 @@ async def test_an_episode_becomes_a_trajectory_with_every_turn_and_reward():
         "user",
         "assistant",
     ]
+
+
+async def test_numbers_that_an_environment_notes_are_kept_beside_those_of_every_sample():
+    _, (trajectory,), _, _ = await finished(says("ab"), Informs(), 1)
+    assert (trajectory.metrics["letters"], trajectory.metrics["turns"]) == (2.0, 1.0)
 
 
 async def test_an_engine_that_dies_is_no_episode_that_failed():

@@ -1,12 +1,15 @@
-"""Environments of the real `verifiers` library, played by a list of replies."""
+"""Environments of `verifiers` 0.1.10, the real library, played by a list of replies."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 
 import pytest
 
 pytest.importorskip("verifiers")
 pytest.importorskip("datasets")
+if version("verifiers") != "0.1.10":
+    pytest.skip("waits for verifiers 0.1.10", allow_module_level=True)
 
 from cosmos_rollout import (
     EpisodeError,
@@ -74,6 +77,10 @@ def tools():
 
 def grouped():
     return vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric([ranks]))
+
+def grouped_in_part():
+    parts = [vf.Rubric([right]), vf.Rubric([ranks])]
+    return vf.SingleTurnEnv(dataset=ROWS, rubric=vf.RubricGroup(parts))
 '''
 
 
@@ -152,10 +159,25 @@ async def test_a_conversation_that_it_rewrites_cannot_be_recorded(load):
         await environment.play(environment.rows()[0], Player("5", "4", "x"), 0)
 
 
-async def test_rewards_of_whole_groups_are_refused(load):
-    environment = load("grouped")
-    with pytest.raises(AssertionError, match="no group-level"):
-        await environment.play(environment.rows()[0], Player("4", "x"), 0)
+@pytest.mark.parametrize("name", ["grouped", "grouped_in_part"])
+def test_rewards_of_whole_groups_are_refused_at_the_start(load, name):
+    with pytest.raises(UserCodeError, match=r"SingleTurnEnv rewards whole groups \(ranks\)"):
+        load(name)
+
+
+async def test_what_each_function_of_its_rubric_gave_is_noted(load):
+    class Noting(Player):
+        def note(self, metrics: Mapping[str, float]) -> None:
+            self.noted = dict(metrics)
+
+        def show(self, tools: Sequence[Mapping[str, object]]) -> None:
+            raise AssertionError(tools)
+
+    environment, player = load("guess"), Noting("5", "4", "never said")
+    assert await environment.play(environment.rows()[0], player, 0) == {
+        "environment": pytest.approx(1.2)
+    }
+    assert {name: player.noted[name] for name in ("right", "asked")} == {"right": 1.0, "asked": 2.0}
 
 
 def test_an_environment_that_is_not_installed_is_known_at_the_start():

@@ -40,6 +40,7 @@ class Episode:
         response: what it said last, special tokens left out.
         messages: the conversation; empty without an environment.
         rewards: what the environment itself gave.
+        metrics: what it measured besides.
         images: references of the pictures and videos among the tokens, in order.
         marked_token_ids: the tokens with one mark for each of these, if there are any.
     """
@@ -54,6 +55,7 @@ class Episode:
     response: str
     messages: tuple[Message, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     images: tuple[str, ...] = ()
     marked_token_ids: tuple[int, ...] = ()
 

@@ -87,6 +87,7 @@ def _metrics(episode: Episode) -> dict[str, float]:
     sampled = [span.version for span in episode.versions if span.version != UNSAMPLED]
     changes = sum(before != after for before, after in pairwise(sampled))
     metrics = {
+        **episode.metrics,
         "response_tokens": float(episode.num_response_tokens),
         "truncated": float(episode.finish_reason == "length"),
         "weight_versions": float(changes + 1),

@@ -10,10 +10,8 @@ from cosmos_rollout.environments.kinds import EnvironmentConfig, PythonEnvironme
 from cosmos_rollout.environments.rendering import ChatRenderer, ChatTokenizer
 from cosmos_rollout.environments.tool_calls import ToolCall
 from cosmos_rollout.environments.tools import ToolEnvironment, ToolEnvironmentConfig
-from cosmos_rollout.environments.verifiers_env import (
-    VerifiersEnvironment,
-    VerifiersEnvironmentConfig,
-)
+from cosmos_rollout.environments.verifiers_env import VerifiersEnvironmentConfig
+from cosmos_rollout.environments.verifiers_env_01 import VerifiersEnvironment
 
 __all__ = [
     "Chat",

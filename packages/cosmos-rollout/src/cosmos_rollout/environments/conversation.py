@@ -49,6 +49,7 @@ class Conversation:
         self._tape = Tape()
         self._asked: tuple[int, ...] = ()  # the tape, with one mark for each picture or video
         self._images: tuple[str, ...] = ()
+        self._metrics: dict[str, float] = {}
         self._messages: list[Message] = []
         self._last: Reply | None = None
         self._num_calls = 0
@@ -92,6 +93,16 @@ class Conversation:
             self._num_uncounted -= 1
             if not self._num_uncounted and self._left_s is not None:
                 self._allow(self._left_s)
+
+    def show(self, tools: Sequence[Mapping[str, object]]) -> None:
+        """Show other tools; see `InformedChat.show`."""
+        if self._num_turns or self._is_answering:
+            raise EpisodeError("other tools were to be shown after something was said")
+        self._renderer = self._renderer.showing(tools)
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Keep numbers by name; see `InformedChat.note`. Those that are not finite are left out."""
+        self._metrics |= {name: float(n) for name, n in metrics.items() if math.isfinite(n)}
 
     async def play(self, environment: Environment, row: PromptRow, seed: int) -> Episode:
         """Have the environment play with this chat; return the episode.
@@ -216,6 +227,7 @@ class Conversation:
             response=self._messages[-1]["content"],
             messages=tuple(self._messages),
             rewards=rewards,
+            metrics=self._metrics,
             images=self._images,
             marked_token_ids=self._asked if self._images else (),
         )

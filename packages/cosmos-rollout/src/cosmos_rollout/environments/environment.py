@@ -59,6 +59,23 @@ class TimedChat(Chat, Protocol):
         ...
 
 
+@runtime_checkable
+class InformedChat(Chat, Protocol):
+    """A chat that is told what an environment finds out only while it plays."""
+
+    def show(self, tools: Sequence[Mapping[str, object]]) -> None:
+        """Have the chat template show these tools, in place of others, from the first message on.
+
+        Raises:
+            EpisodeError: once something was said.
+        """
+        ...
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Keep numbers of this episode by name, beside those that every sample has."""
+        ...
+
+
 class Environment(Protocol):
     """Plays episodes, many at a time, from one asyncio loop.
 

@@ -70,11 +70,16 @@ class ChatRenderer:
     ) -> None:
         self._tokenizer = tokenizer
         self._tools = [dict(tool) for tool in tools] or None
+        self._tool_format: ToolFormatName = tool_format
         self._format = find_format(tool_format, tokenizer)
         self._marks, special = _control_tokens(tokenizer)
         control = sorted(self._marks | special | {_MARK, _BREAK}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, control)))
         self._prompt = self._opened()
+
+    def showing(self, tools: Sequence[Mapping[str, object]]) -> "ChatRenderer":
+        """Return one that shows other tools."""
+        return ChatRenderer(self._tokenizer, tools, self._tool_format)
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens of the first messages, the model's turn opened."""
