@@ -101,16 +101,19 @@ JUDGED = [
 async def test_rewards_are_those_of_the_pool_in_process(
     service: RewardService, folder: Path
 ) -> None:
-    asked = service.reward().build()
-    pool = load_recipe(folder / "reward.toml").reward.build()
+    here = load_recipe(folder / "reward.toml").reward.build()
+    there = RewardPoolConfig(rewards=(service.reward(),), timeout_s=70.0).build()
     try:
-        await pool.start()
+        await here.start()
+        await there.start()
         for each, value in JUDGED:
-            here = await pool.score(each)
-            assert isinstance(here, Scored), here
-            assert (here.total, asked(each)) == (value, value), each
+            for pool in (here, there):
+                outcome = await pool.score(each)
+                assert isinstance(outcome, Scored), outcome
+                assert outcome.total == value, each
     finally:
-        await pool.aclose()
+        await here.aclose()
+        await there.aclose()
 
 
 def test_an_answer_has_each_reward_as_well(service: RewardService) -> None:
@@ -191,7 +194,7 @@ def test_the_settings_that_are_printed_are_those_of_a_run(
     service: RewardService, tmp_path: Path
 ) -> None:
     said = service.said.read_text()
-    assert "rewards: exact, boxed_math, code, mine; 2 at once, 3 s each" in said
+    assert "rewards: exact, boxed_math, code, mine, by 2 processes, 3 s each" in said
     assert TOKEN not in said, "its owner has it"
     settings = shlex.split(said.partition("settings of a run: ")[2].splitlines()[0])
     recipe = tmp_path / "run.toml"

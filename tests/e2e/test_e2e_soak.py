@@ -41,8 +41,8 @@ def soak(folder: Path, words: Sequence[str], deadline_s: float) -> list[dict[str
 @pytest.mark.timeout(400)
 def test_a_run_outlives_a_handful_of_kills(tmp_path: Path) -> None:
     words = (
-        "--kills 6 --kills-per-run 6 --steps-per-kill 3 --hangs 0 --pause 1 --longest 120 --seed 141 "
-        f"--victims {' '.join(VICTIMS)}"
+        "--kills 6 --kills-per-run 6 --steps-per-kill 3 --hangs 0 --pause 1 --longest 120 "
+        f"--seed 141 --victims {' '.join(VICTIMS)}"
     )
     (run,) = soak(tmp_path, words.split(), 350)
     assert sum(run["kills"].values()) == 6

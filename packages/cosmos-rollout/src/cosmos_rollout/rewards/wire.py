@@ -70,8 +70,9 @@ def sample_from_json(body: bytes) -> RewardInput:
     for name, (is_right, wanted) in _WANTED.items():
         if name in given and not is_right(given[name]):
             raise RewardRequestError(f"{name} has to be {wanted}")
-    listed = {name: tuple(given[name]) for name in ("messages", "images") if name in given}
-    return RewardInput(**{**given, **listed})
+    for name in ("messages", "images"):
+        given[name] = tuple(given.get(name, ()))
+    return RewardInput(**given)
 
 
 def _object(body: bytes) -> dict[str, Any]:
