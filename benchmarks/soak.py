@@ -8,13 +8,14 @@ choice of victims: controller, policy, a rollout, its engine's process (vLLM's; 
 has none), a reward worker or the Redis server. Every few seconds one is killed with signal 9, or
 stopped for good, which is to hang, also while the last one is being started again. The launcher
 restarts what died and ends what hangs; a rollout does so with its reward workers. A run passes if
-it reaches its step count, every step was committed exactly once in the end, the books balance
-with nothing in flight, no sample was trained on twice or lost: consumed = steps x groups, each end
-of Redis was seen, and no more samples failed than reward workers were hit. Every other run is
-synchronous. What it trains on is then determined, so its final weights have to be those of the
-same run without a kill, bit for bit: a sample that is lost, doubled or out of order would show.
-(They are not compared with vLLM, whose log-probs depend on the batch, nor where a reward failed
-because its worker was hit just then.) With --json an interrupted soak goes on after it.
+it reaches its step count, every step was committed exactly once in the end, the books balance with
+nothing dropped and nothing in flight, no sample was trained on twice or lost: consumed = steps x
+groups, each end of Redis was seen, and no more samples failed than reward workers were hit. Every
+other run is synchronous. What it trains on is then determined, so its final weights have to be
+those of the same run without a kill, bit for bit: a sample that is lost, doubled or out of order
+would show. (They are not compared with vLLM, whose log-probs depend on the batch, nor where a
+reward failed because its worker was hit just then.) With --json an interrupted soak goes on after
+it.
 """
 
 import argparse
@@ -272,8 +273,11 @@ def judge(output: Path, report: dict[str, Any], steps: int) -> list[str]:
         problems.append(f"steps {sorted(set(range(steps)) - committed)} were never committed")
     if books["consumed"] != steps * GROUPS:
         problems.append(f"{books['consumed']} groups were trained on, not {steps * GROUPS}")
-    spent = books["consumed"] + sum(books["dropped"].values()) + sum(books["in_flight"].values())
-    if books["issued"] != spent:
+    if dropped := {reason: count for reason, count in books["dropped"].items() if count}:
+        problems.append(f"groups were dropped: {dropped}")
+    if in_flight := {stage: count for stage, count in books["in_flight"].items() if count}:
+        problems.append(f"groups are still in flight: {in_flight}")
+    if books["issued"] != books["consumed"] + sum(dropped.values()) + sum(in_flight.values()):
         problems.append(f"the books do not balance: {books}")
     return problems
 

@@ -15,8 +15,8 @@ from cosmos_app.guarded import guarded as _guarded
 from cosmos_app.looking_commands import doctor, explain, models
 from cosmos_app.operating_commands import scale, stop
 from cosmos_app.quiet import quiet_third_parties
+from cosmos_app.reward_service.commands import reward_service
 from cosmos_app.wfm.commands import wfm
-from cosmos_app.wfm.reward_service.commands import reward_service
 
 _EXAMPLES = """
 \b

@@ -6,6 +6,8 @@ idle for longest: descriptors are left for whoever has the token, however many s
 """
 
 import asyncio
+import socket
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, cast
 
 import uvicorn
@@ -15,12 +17,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 _BACKLOG = 64  # asyncio takes so many connections in before it looks at any of them
 
 
-def http_server(app: ASGIApp, *, grace_s: int) -> uvicorn.Server:
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+def http_server(
+    app: ASGIApp, *, grace_s: int, before_end: Callable[[], Awaitable[None]] = _nothing
+) -> uvicorn.Server:
     """Return what serves an application; its sockets are given to ``serve``.
 
     Args:
         app: lets nobody in without a token.
         grace_s: how long requests in hand may take once it is to end.
+        before_end: called once it is to end, by a signal as well, while those are still in hand.
     """
     # No access log: the address of a browser's first request holds the token.
     config = uvicorn.Config(
@@ -32,7 +41,20 @@ def http_server(app: ASGIApp, *, grace_s: int) -> uvicorn.Server:
         timeout_graceful_shutdown=grace_s,
         server_header=False,
     )
-    return uvicorn.Server(config)
+    return _Server(config, before_end)
+
+
+class _Server(uvicorn.Server):
+    """One that says when it is about to end."""
+
+    def __init__(self, config: uvicorn.Config, before_end: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._before_end = before_end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Have others get ready, and end."""
+        await self._before_end()
+        await super().shutdown(sockets)
 
 
 class ImpatientHttp(H11Protocol):

@@ -12,6 +12,17 @@ def http_url(taken: socket.socket) -> str:
     return f"http://{in_url(host)}:{port}"
 
 
+def reachable_url(taken: socket.socket) -> str:
+    """Return the URL by which others reach a listening socket, without a path.
+
+    One that listens on every address of this machine is reached by the machine's name.
+    """
+    host, port = taken.getsockname()[:2]
+    if not ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        return http_url(taken)
+    return f"http://{socket.gethostname()}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     try:

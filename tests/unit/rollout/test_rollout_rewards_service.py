@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,7 +73,7 @@ def test_nobody_there_or_a_wrong_token_is_known_at_the_start(server, tmp_path: P
         free.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{free.getsockname()[1]}/"
     with pytest.raises(UserCodeError, match=r"nobody answers at .*start the service first"):
-        ServiceReward(url=nowhere).build()
+        ServiceReward(url=nowhere, timeout_s=0.4).build()
     key = tmp_path / "key"
     with pytest.raises(UserCodeError, match="its key_file"):
         ServiceReward(url=url_of(server), key_file=key).build()
@@ -80,6 +82,19 @@ def test_nobody_there_or_a_wrong_token_is_known_at_the_start(server, tmp_path: P
         ServiceReward(url=url_of(server), key_file=key).build()
     key.write_text(f"{KEY}\n")
     assert ServiceReward(url=url_of(server), key_file=key).build()(sample("right")) == 0.5
+
+
+def test_one_that_is_being_restarted_is_waited_for_at_the_start():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    reward = ServiceReward(url=f"http://127.0.0.1:{port}/score")
+    with ThreadPoolExecutor(1) as threads:
+        building = threads.submit(reward.build)
+        time.sleep(0.3)
+        assert not building.done()
+        with judging(port):
+            assert building.result(8)(sample("right")) == 0.5
 
 
 @pytest.mark.parametrize("url", ["judge:9000", "ftp://judge"])

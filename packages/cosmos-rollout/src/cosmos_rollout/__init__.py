@@ -80,6 +80,7 @@ from cosmos_rollout.errors import (
     RewardCodeError,
     RewardError,
     RewardPoolClosedError,
+    RewardRequestError,
     RolloutError,
     SandboxError,
     TeacherError,
@@ -137,6 +138,7 @@ from cosmos_rollout.rewards import (
     Scored,
     ServiceReward,
     run_program,
+    sample_from_json,
     sandbox_protection,
 )
 from cosmos_rollout.siblings import sample_seed
@@ -224,6 +226,7 @@ __all__ = [
     "RewardPool",
     "RewardPoolClosedError",
     "RewardPoolConfig",
+    "RewardRequestError",
     "RolloutEngine",
     "RolloutError",
     "SGLangConfig",
@@ -276,6 +279,7 @@ __all__ = [
     "random_script",
     "read_prompts",
     "run_program",
+    "sample_from_json",
     "sample_seed",
     "sandbox_protection",
     "stop_tokens",

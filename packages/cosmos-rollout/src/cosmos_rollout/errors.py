@@ -106,6 +106,10 @@ class RewardCodeError(RewardError):
     """Raised for a reward whose code cannot be imported or called, however often it is tried."""
 
 
+class RewardRequestError(RolloutError):
+    """Raised for a request to a reward service that holds no sample, saying what is wrong."""
+
+
 class RewardPoolClosedError(RolloutError):
     """Raised when a reward pool is used after `aclose`."""
 

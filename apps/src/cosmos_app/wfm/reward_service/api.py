@@ -12,11 +12,11 @@ from starlette.types import ASGIApp
 
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.dashboard.prometheus import RefusalCollector
+from cosmos_app.http_bodies import LATER, read_body, refusal
 from cosmos_app.wfm.reward_service.config import RewardServerConfig
 from cosmos_app.wfm.reward_service.queue import QueueFullError, RewardQueue, UnknownRequestError
 from cosmos_wfm import RewardRequestError, parse_request
 
-_LATER = {"Retry-After": "1"}
 _MOST_FORM_BYTES = 4096
 
 
@@ -33,27 +33,27 @@ def make_app(queue: RewardQueue, config: RewardServerConfig, token: str) -> ASGI
 
     @app.post("/enqueue", summary="Samples to be scored: a line of JSON, then an array")
     async def enqueue(request: Request) -> Response:
-        body = await _body(request, config.max_request_bytes)
+        body = await read_body(request, config.max_request_bytes)
         if body is None:
-            return _error(413, f"the body has more than {config.max_request_bytes} bytes")
+            return refusal(413, f"the body has more than {config.max_request_bytes} bytes")
         try:
             return JSONResponse({"uuid": queue.enqueue(body, parse_request(body))})
         except (RewardRequestError, UnknownRequestError) as error:
-            return _error(422, str(error))
+            return refusal(422, str(error))
         except QueueFullError as error:
-            return _error(503, str(error), _LATER)
+            return refusal(503, str(error), LATER)
 
     @app.post("/pull", summary="Scores of a request: form fields uuid and type")
     async def pull(request: Request) -> Response:
-        body = await _body(request, _MOST_FORM_BYTES)
+        body = await read_body(request, _MOST_FORM_BYTES)
         form = parse_qs((body or b"").decode("utf-8", "replace"))
         ticket, name = (form.get(field, [""])[-1] for field in ("uuid", "type"))
         try:
             answer = await queue.answer(ticket, name, config.hold_s)
         except UnknownRequestError as error:
-            return _error(404, str(error))
+            return refusal(404, str(error))
         if answer is None:
-            return _error(config.not_ready_status, "not scored yet", _LATER)
+            return refusal(config.not_ready_status, "not scored yet", LATER)
         return JSONResponse(answer, 500 if "error" in answer else 200)
 
     @app.get("/ping", summary="That the service is there, and what it serves")
@@ -70,22 +70,6 @@ def make_app(queue: RewardQueue, config: RewardServerConfig, token: str) -> ASGI
 
     _ = (enqueue, pull, ping, metrics)
     return gate
-
-
-async def _body(request: Request, most: int) -> bytes | None:
-    """Return a body, or ``None`` as soon as it is seen to be too large."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            return None
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": message}, status, headers)
 
 
 class _QueueCollector(Collector):

@@ -29,6 +29,7 @@ from cosmos_rollout.rewards.scoring import (
     Scored,
 )
 from cosmos_rollout.rewards.service import ServiceReward
+from cosmos_rollout.rewards.wire import sample_from_json
 
 __all__ = [
     "BoxedMathReward",
@@ -56,5 +57,6 @@ __all__ = [
     "Scored",
     "ServiceReward",
     "run_program",
+    "sample_from_json",
     "sandbox_protection",
 ]

@@ -3,11 +3,12 @@
     POST url  {"prompt": "12+30=", "response": "42", "answer": "42", "fields": {...}, ...}
               {"reward": 1.0}
 
-The request has all that a `RewardInput` has, by its names.
+The request has all that a `RewardInput` has, by its names; `sample_from_json` reads it.
 """
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -57,10 +58,10 @@ class ServiceReward:
             raise ValueError(f"timeout_s is {self.timeout_s}; it must be positive and finite")
 
     def build(self) -> RewardFunction:
-        """Look whether somebody is there, and return the function.
+        """Wait until somebody is there, and return the function.
 
         Raises:
-            UserCodeError: if nobody is, or the token cannot be read or is refused.
+            UserCodeError: if nobody is in ``timeout_s``, or the token cannot be read or is refused.
         """
         try:
             headers = headers_of(self.key_file)
@@ -68,8 +69,8 @@ class ServiceReward:
             raise UserCodeError(f"reward {self.name}: its key_file: {error}") from error
         # no proxy from the environment
         client = httpx.Client(headers=headers, timeout=self.timeout_s, trust_env=False)
-        try:
-            status = client.get(self.url).status_code  # any answer will do
+        try:  # any answer will do
+            status = self._answer(lambda left_s: client.get(self.url, timeout=left_s)).status_code
         except httpx.HTTPError as error:
             client.close()
             raise UserCodeError(
@@ -81,24 +82,33 @@ class ServiceReward:
             raise UserCodeError(f"reward {self.name}: {self.url} refuses the token ({status})")
         return lambda sample: self._score(client, sample)
 
-    def _score(self, client: httpx.Client, sample: RewardInput) -> float:
-        given, until = asdict(sample), time.monotonic() + self.timeout_s
+    def _answer(self, ask: Callable[[float], httpx.Response]) -> httpx.Response:
+        """Ask until there is an answer, by what is given the seconds that are left.
 
-        def ask() -> httpx.Response:
-            left_s = max(until - time.monotonic(), _FIRST_PAUSE_S)
-            response = client.post(self.url, json=given, timeout=left_s)
-            if response.status_code in _BUSY:
-                raise _BusyError(f"it is busy ({response.status_code})")
-            return response
-
+        Raises:
+            _BusyError: if ``ask`` raises nothing else in ``timeout_s``.
+            httpx.TransportError: likewise.
+        """
+        until = time.monotonic() + self.timeout_s
         retrying = Retrying(
             retry=retry_if_exception_type((_BusyError, httpx.TransportError)),
             wait=wait_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
             stop=stop_before_delay(self.timeout_s),
             reraise=True,
         )
+        return retrying(lambda: ask(max(until - time.monotonic(), _FIRST_PAUSE_S)))
+
+    def _score(self, client: httpx.Client, sample: RewardInput) -> float:
+        given = asdict(sample)
+
+        def ask(left_s: float) -> httpx.Response:
+            response = client.post(self.url, json=given, timeout=left_s)
+            if response.status_code in _BUSY:
+                raise _BusyError(f"it is busy ({response.status_code})")
+            return response
+
         try:
-            return self._value(retrying(ask))
+            return self._value(self._answer(ask))
         except (_BusyError, httpx.TransportError) as error:
             said = str(error) if isinstance(error, _BusyError) else repr(error)
             raise RewardError(

@@ -1,0 +1,1 @@
+"""``cosmos-app reward-service``: rewards over HTTP, of language models here, of others in wfm."""
