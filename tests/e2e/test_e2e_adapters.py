@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import ROOT, SMALL, Runner, assert_balanced
+from real_runs import ROOT, SMALL, Run, Runner, assert_balanced
+from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 3
@@ -46,6 +47,41 @@ def test_adapters_travel_to_a_real_engine_and_load_in_peft(runner: Runner) -> No
     adapted = peft.PeftModel.from_pretrained(base, str(Path(report["export"]) / "adapter"))
     torch.testing.assert_close(adapted(ids).logits, exported(ids).logits, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(before, exported(ids).logits, atol=1e-3)
+    assert_only_adapters_travelled(run)
+
+
+def num_bytes(path: Path) -> int:
+    return sum(tensor.nbytes for tensor in load_file(path).values())
+
+
+def assert_only_adapters_travelled(run: Run) -> None:
+    """Compare what each load fetched with the adapter in its file, and with the model."""
+    adapter = num_bytes(Path(run.report["export"]) / "adapter" / "adapter_model.safetensors")
+    told = [record["values"] for record in run.metrics("rollout")]
+    fetched = [values["wire_mib"] * (1 << 20) for values in told if "wire_mib" in values]
+    assert len(fetched) == run.report["num_loads"] > 1
+    # and its configuration, as JSON
+    assert all(adapter < count < adapter + 2048 for count in fetched), (adapter, fetched)
+    assert max(fetched) < 0.3 * num_bytes(run.output / "model" / "model.safetensors")
+    assert run.report["wire_mib"][1] == max(fetched) / (1 << 20)
+
+
+def test_an_adapter_arrives_in_the_midst_of_responses_which_go_on_by_it(runner: Runner) -> None:
+    pytest.importorskip("vllm")
+    run = runner.start(
+        *SMALL, *LORA, "trainer.steps=6", "rollout.engine.kind=vllm",
+        "rollout.engine.kv=recompute", "rollout.sampling.max_new_tokens=48",
+        "staleness.depth=2", "staleness.bound=4", "validation={before=false, after=false}",
+        "learner.optimizer.schedule.num_warmup_steps=0",
+    )  # fmt: skip
+    assert run.finish(deadline_s=600.0) == 0, run.logs()
+    report = run.report
+    assert_balanced(report["books"])
+    assert report["switched"] > 0.0
+    of_own_version, of_all = report["mismatch"]
+    assert of_own_version < 1e-3
+    assert of_all > 10 * of_own_version, "the versions must differ for this to say anything"
+    assert_only_adapters_travelled(run)
 
 
 def test_preferences_are_learned_on_two_ranks_and_validated(runner: Runner) -> None:

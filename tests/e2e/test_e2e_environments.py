@@ -3,7 +3,8 @@
 The model is a random one that likes some tokens: digits, calls of two tools, and the end of a turn,
 which it does not begin with.
 What is trained on has to be what it sampled, with the log-probabilities that it gave, and the rest
-what the environment said: worked out here from the tokens.
+what the environment said: worked out here from the tokens. In vLLM new weights arrive in the midst
+of turns, and each token has the log-probability of those that sampled it.
 """
 
 import itertools
@@ -16,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real_runs import SMALL, SUMS, Runner, assert_balanced
+from real_runs import SMALL, SUMS, Run, Runner, assert_balanced
 from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer
+from versions_of_runs import model_of_version, reference_logprobs, versions_of
 
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.samples import read_trajectories
@@ -37,7 +39,8 @@ CALLS = {
     for name in ("add", "fail")
 }
 LAKE = SUMS.with_name("lake.toml")
-_MOST_FAILED = 6
+_MOST_FAILED = 3
+"""So many samples of each step: marks alone are an empty reply, a failure to `verifiers`."""
 LIKED = {END: 1.15, **dict.fromkeys("0123", 1.0)}
 CALLING = {CALLS["add"]: 1.0, CALLS["fail"]: 0.9}
 SILENT = dict.fromkeys(CALLS.values(), -2.0)
@@ -94,11 +97,54 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """Its settings, for how many steps it is trained, and which versions are saved of that."""
+
+    settings: tuple[str, ...] = ()
+    steps: int = 2
+    saved: range = range(0)
+
+
+ENGINES = {
+    "transformers": Engine(),
+    "vllm": Engine(
+        (
+            "rollout.engine.kind=vllm",
+            "rollout.engine.kv=recompute",
+            # new weights find turns under way, however slow the trainer is: their step is admitted
+            # before they come
+            "staleness.depth=2",
+            "staleness.bound=4",
+            "trainer.checkpoint_every=1",
+            "trainer.keep_checkpoints=100",
+            "learner.optimizer.lr=3e-3",
+            "learner.optimizer.schedule.num_warmup_steps=0",
+        ),
+        steps=4,
+        saved=range(1, 5),
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Environment:
-    """A recipe, and the setting that says what is played instead of what it has."""
+    """A recipe, the setting that says what is played instead of what it has, and by what engine.
+
+    Its turns may be so long that saved weights have to change within some.
+    """
 
     setting: str
     recipe: Path = SUMS
+    engine: Engine = ENGINES["transformers"]
+    has_long_turns: bool = False
+
+
+@pytest.fixture(params=["transformers", "vllm"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """One that stands still with its weights for a step, and one whose weights change in turns."""
+    if request.param == "vllm":
+        pytest.importorskip("vllm")
+    return ENGINES[request.param]
 
 
 def acting_model(path: Path, liked: Mapping[str, float]) -> None:
@@ -125,8 +171,8 @@ def acting_model(path: Path, liked: Mapping[str, float]) -> None:
 
 def played(
     runner: Runner, folder: Path, environment: Environment, calls: Mapping[str, float]
-) -> list[Trajectory]:
-    """Train two steps of a recipe in an environment; return all that was sampled for it."""
+) -> tuple[Run, list[Trajectory]]:
+    """Train some steps of a recipe in an environment; return all that was sampled for it."""
     acting_model(folder / "model", {**LIKED, **calls})
     rows = [{"prompt": f"go {word}", "answer": "1"} for word in ("on", "up", "in") * 8]
     (folder / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -134,22 +180,23 @@ def played(
         *SMALL,
         f"data.path={folder / 'my.jsonl'}",
         f"model.path={folder / 'model'}",
-        "trainer.steps=2",
         "validation={before=false, after=false}",
         "reward.rewards=[{kind='length', target=0, limit=32, weight=0.01}]",
         "rollout.record=true",
         "rollout.sampling.max_new_tokens=60",
         "rollout.episode.max_turns=4",
+        f"trainer.steps={environment.engine.steps}",
+        *environment.engine.settings,
         environment.setting,
         recipe=environment.recipe,
     )
-    assert run.report["steps"] == 2
+    steps = environment.engine.steps
+    assert run.report["steps"] == steps
     assert_balanced(run.report["books"])
-    # marks alone are an empty reply, which `verifiers` takes for a failure
-    assert sum(run.report["failures"].values()) < _MOST_FAILED
+    assert sum(run.report["failures"].values()) < _MOST_FAILED * steps
     assert run.report["mismatch"][0] < 1e-3, "the policy gives its tokens what the engine gave"
     (record,) = (run.output / "trajectories").glob("*.bin")
-    return list(read_trajectories(record))
+    return run, list(read_trajectories(record))
 
 
 def turns_of(trajectory: Trajectory, tokenizer: AutoTokenizer) -> list[Turn]:
@@ -181,21 +228,35 @@ def turns_of(trajectory: Trajectory, tokenizer: AutoTokenizer) -> list[Turn]:
     return turns
 
 
-def check_logprobs(trajectories: Sequence[Trajectory], path: Path) -> None:
-    """Compare those of the first weights with one forward pass of transformers."""
-    model = AutoModelForCausalLM.from_pretrained(path)
+def check_logprobs(
+    trajectories: Sequence[Trajectory], models: Mapping[int, torch.nn.Module]
+) -> None:
+    """Compare those of versions that are known with forward passes of transformers."""
     compared = 0
     for trajectory in trajectories:
-        if trajectory.newest_version or trajectory.metrics["turns"] < 2:
-            continue
-        ids = torch.tensor(trajectory.token_ids.astype(np.int64))
-        with torch.no_grad():
-            logprobs = model(ids[None]).logits[0].log_softmax(-1)
-        expected = logprobs[:-1].gather(1, ids[1:, None])[:, 0].numpy()
-        trained = trajectory.trainable[1:]
-        np.testing.assert_allclose(trajectory.logprobs[1:][trained], expected[trained], atol=1e-4)
-        compared += 1
+        if versions_of(trajectory) <= models.keys() and trajectory.metrics["turns"] > 1:
+            own, _ = reference_logprobs(models, trajectory)
+            recorded = trajectory.logprobs[trajectory.trainable]
+            np.testing.assert_allclose(recorded, own.numpy(), atol=1e-4)
+            compared += 1
     assert compared >= 4
+
+
+def furthest_over_a_switch(
+    trajectories: Sequence[Trajectory], models: Mapping[int, torch.nn.Module]
+) -> float:
+    """Return how far a turn's log-probs are from those of the weights it began with, at the most.
+
+    A turn's tokens are next to one another, as none between them is trained on.
+    """
+    furthest = 0.0
+    for trajectory in trajectories:
+        versions, trained = trajectory.version_of_each_step(), trajectory.trainable
+        if np.any(trained[1:] & trained[:-1] & (versions[1:] != versions[:-1])):
+            _, stale = reference_logprobs(models, trajectory)
+            recorded = trajectory.logprobs[trained]
+            furthest = max(furthest, float(np.abs(recorded - stale.numpy()).max()))
+    return furthest
 
 
 def check(
@@ -206,10 +267,14 @@ def check(
     calls: Mapping[str, float] = SILENT,
 ) -> list[list[Turn]]:
     """Run it; compare masks, log-probabilities and the environment's rewards; return the turns."""
-    trajectories = played(runner, folder, environment, calls)
+    run, trajectories = played(runner, folder, environment, calls)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    assert len(trajectories) > 2 * 8 * 4 - _MOST_FAILED
-    check_logprobs(trajectories, folder / "model")
+    engine = environment.engine
+    assert len(trajectories) > engine.steps * (8 * 4 - _MOST_FAILED)
+    models = {v: model_of_version(run, v, folder) for v in (0, *engine.saved)}
+    check_logprobs(trajectories, models)
+    if engine.saved and environment.has_long_turns:
+        assert furthest_over_a_switch(trajectories, models) > 1e-2, "weights changed in no turn"
     episodes = [turns_of(trajectory, tokenizer) for trajectory in trajectories]
     for trajectory, turns in zip(trajectories, episodes, strict=True):
         assert trajectory.rewards.get("environment", 0.0) == pytest.approx(judge(turns))
@@ -218,11 +283,12 @@ def check(
 
 
 def test_a_run_trains_on_what_was_said_to_tools_and_not_on_what_they_answered(
-    runner: Runner, tmp_path: Path
+    runner: Runner, tmp_path: Path, engine: Engine
 ) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     where = [f"{tmp_path / 'tools.py'}:{name}" for name in CALLS]
-    tools = Environment(f"rollout.environment={{kind='tools', functions={where}}}")
+    setting = f"rollout.environment={{kind='tools', functions={where}}}"
+    tools = Environment(setting, engine=engine)
     episodes = check(runner, tmp_path, tools, lambda _: 0.0, CALLING)
     answered = 0
     for turns in episodes:
@@ -260,12 +326,13 @@ def test_a_run_plays_an_environment_of_gymnasium_and_is_paid_by_it(
 
 
 def test_a_run_plays_an_environment_of_verifiers_and_is_paid_by_its_rubric(
-    runner: Runner, tmp_path: Path
+    runner: Runner, tmp_path: Path, engine: Engine
 ) -> None:
     pytest.importorskip("verifiers")
     (tmp_path / "guess.py").write_text(GUESS)
     where = f"{tmp_path / 'guess.py'}:load_environment"
-    guess = Environment(f"rollout.environment={{kind='verifiers', id='{where}'}}")
+    setting = f"rollout.environment={{kind='verifiers', id='{where}'}}"
+    guess = Environment(setting, engine=engine, has_long_turns=True)
 
     judge = lambda turns: float(turns[-1].reply == "1") + 0.1 * len(turns)  # noqa: E731
     episodes = check(runner, tmp_path, guess, judge)

@@ -1,13 +1,15 @@
 """What goes wrong before a run starts: one message that says what to do, a non-zero exit code."""
 
+import json
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 from processes import naming
-from real_runs import SMALL, Runner
+from real_runs import ROOT, SMALL, SUMS, Runner
 
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_core.bus import RedisServer
 
 
@@ -17,6 +19,68 @@ def test_an_unknown_key_is_refused_with_a_suggestion(runner: Runner) -> None:
     assert "trainer.steps" in run.text
     assert "Traceback" not in run.text
     assert not run.output.exists()
+
+
+def test_a_value_of_the_wrong_type_is_named_with_its_line(runner: Runner, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(text := SUMS.read_text().replace("steps = 480", 'steps = "480"'))
+    line = text.splitlines().index('steps = "480"') + 1
+    run = runner.start(*SMALL, recipe=recipe)
+    assert run.finish() == 2
+    assert f"{recipe}:{line}: trainer.steps needs a whole number" in run.text
+    assert 'found "480"; write 480, without quotes' in run.text
+    assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
+@pytest.mark.parametrize("kind", ["sums", "sft"])
+def test_degrees_that_do_not_divide_the_model_to_be_built_are_refused_before_anything_is_written(
+    runner: Runner, kind: str
+) -> None:
+    divided = ("model.tiny.num_heads=2", "policy.ranks=2", "policy.parallel.tp=2")
+    run = runner.start(*divided, recipe=ROOT / "configs" / f"{kind}.toml")
+    assert run.finish() == 2
+    assert "qwen3 model: tp 2 does not divide its 1 key-value heads" in run.text
+    assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
+def too_long(path: Path) -> str:
+    """Write prompts of 41 tokens, each a character and what begins a text; return the setting."""
+    rows = [{"prompt": f"{number:040}", "answer": "1"} for number in range(200)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"data.path={path}"
+
+
+def test_prompts_that_are_all_longer_than_the_context_are_refused_with_their_length(
+    runner: Runner, tmp_path: Path
+) -> None:
+    build_tiny_model(tmp_path / "model", ["0123456789"], TinyModelConfig(), 0)
+    run = runner.start(
+        *SMALL,
+        too_long(tmp_path / "my.jsonl"),
+        f"model.path={tmp_path / 'model'}",
+        "rollout.engine.context_length=40",
+    )
+    assert run.finish() == 2
+    assert "cannot serve any of the 200 prompts looked at, such as row 1" in run.text
+    assert "the prompt has 41 tokens, a context of 40 leaves room for 39 at most" in run.text
+    assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
+@pytest.mark.slow
+def test_a_run_ends_whose_built_model_can_be_given_none_of_the_prompts(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """Its tokens are known when it is built; the run is told by the prompts that it drops."""
+    run = runner.start(*SMALL, too_long(tmp_path / "my.jsonl"), "rollout.engine.context_length=40")
+    assert run.finish() == 2, run.logs()
+    assert "stopped at step 0: no prompt can be sampled: " in run.text
+    assert "in a row were dropped, the last as 'prompt too long'" in run.text
+    assert "the prompt has 41 tokens, a context of 40 leaves room for 39 at most" in run.text
+    assert "Traceback" not in run.text
+    assert naming(str(run.output)) == []
 
 
 def test_a_missing_model_is_named_with_what_a_model_directory_is(runner: Runner) -> None:

@@ -221,6 +221,42 @@ def test_rewards_that_raise_or_give_nan_and_prompts_too_long_cost_themselves_and
     assert {e["group"].partition(".")[0] for e in named} == {"train", "validation"}
 
 
+def test_a_reward_that_hangs_at_one_prompt_costs_that_prompt_and_is_counted(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """Each of its four samples is given up each time the prompt is tried, and no other sample."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "import time\n"
+        "def score(sample):\n"
+        "    if sample.prompt == 'hang':\n"
+        "        time.sleep(3600)\n"
+        "    return 1.0\n"
+    )
+    data = tmp_path / "words.jsonl"
+    prompts = ["hang", *(f"word {number}" for number in range(24))]  # fewer than four steps take
+    data.write_text("".join(json.dumps({"prompt": p, "answer": "3"}) + "\n" for p in prompts))
+    run = runner.complete(
+        *SMALL,
+        "trainer.steps=4",
+        f"data.path={data}",
+        "data.held_out=0",
+        f"reward.rewards=[{{kind='python', function='{reward}:score', name='mine'}}]",
+        "reward.timeout_s=1.5",
+        "reward.num_workers=4",
+    )
+    report = run.report
+    assert (report["steps"], report["rewards"]) == (4, [1.0] * 4)
+    assert_balanced(report["books"])
+    assert report["books"]["consumed"] == 4 * 8
+    assert report["books"]["dropped"].keys() == {"attempts used up"}
+    assert report["failures"].keys() == {"reward mine: TimeoutError"}
+    times = report["books"]["dropped"]["attempts used up"] * 5 * 4
+    assert times <= report["failures"]["reward mine: TimeoutError"] < times + 5 * 4
+    assert report["incidents"] == [], "a worker is replaced, and the rollout goes on"
+    assert "reward mine: TimeoutError" in run.text
+
+
 def test_a_run_whose_launcher_was_killed_leaves_nothing_running_and_is_resumed_to_the_same_weights(
     runner: Runner, whole: Run
 ) -> None:

@@ -96,6 +96,29 @@ def test_samples_are_scored_by_a_teacher_that_hangs_and_is_begun_anew(runner: Ru
     assert np.mean(gaps[-32:]) < 0.9 * np.mean(gaps[:32])
 
 
+def test_one_of_two_teachers_that_is_killed_costs_no_sample(runner: Runner) -> None:
+    student, teacher = tiny_pair(runner.folder)
+    run = runner.start(
+        *SMALL, f"trainer.steps={STEPS}", f"model.path={student}", f"model.teacher={teacher}",
+        "algorithm.kind=on_policy_distillation", "rollout.record=true",
+        "teacher.replicas=2", "teacher.engine.kind=transformers", "teacher.top_k=2",
+        "validation.after=false", "validation.before=false",
+    )  # fmt: skip
+    run.wait_for(lambda: run.steps_done() >= 1)
+    os.kill(run.child("teacher-0"), signal.SIGKILL)
+    assert run.finish(deadline_s=400.0) == 0, run.logs()
+    (incident,) = run.report["incidents"]
+    assert (incident["name"], incident["how"]) == ("teacher-0", "signal 9 (SIGKILL)")
+    assert incident["outcome"] == "restarted"
+    books = run.report["books"]
+    assert_balanced(books)
+    assert (books["consumed"], sum(books["dropped"].values())) == (STEPS * 8, 0)
+    assert run.report["failures"] == {}
+    recorded = list(read_trajectories(run.output / "trajectories" / "rollout-0.bin"))
+    assert len(recorded) >= STEPS * 32
+    assert_scored(recorded, teacher, 2)
+
+
 def test_a_server_of_somebody_else_is_the_teacher_of_a_whole_run(runner: Runner) -> None:
     """It wants a token, and tells the log-probs of given tokens alone."""
     student, teacher = tiny_pair(runner.folder)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from processes import descendants, is_alive, title_of
 from real_runs import QUICKSTART, Run, Runner, assert_balanced
+from versions_of_runs import model_of_version, reference_logprobs, versions_of
 
 from cosmos_app.samples import read_trajectories
 from cosmos_core.trajectory import Trajectory
@@ -37,44 +38,12 @@ ENGINES = {
 }
 
 
-def checkpointed_model(run: Run, version: int, folder: Path) -> torch.nn.Module:
-    """Return the transformers model of one weight version; version 0 is the model built."""
-    from transformers import AutoModelForCausalLM
-
-    from cosmos_app.export import export_checkpoint
-
-    source = run.output / "model"
-    if version:
-        source = folder / f"version-{version}"
-        export_checkpoint(run.output, source, step=version)
-    return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-
-
 def switched(run: Run) -> Iterator[Trajectory]:
     """Yield the recorded training samples whose tokens are of more than one version."""
     for path in sorted((run.output / "trajectories").glob("*.bin")):
         for trajectory in read_trajectories(path):
-            sampled = [span for span in trajectory.versions if span.version >= 0]
-            if len(sampled) > 1 and trajectory.group.startswith("train."):
+            if len(versions_of(trajectory)) > 1 and trajectory.group.startswith("train."):
                 yield trajectory
-
-
-@torch.no_grad()
-def reference_logprobs(
-    models: dict[int, torch.nn.Module], trajectory: Trajectory
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probs under each token's own version, and under the first version alone."""
-    tokens = torch.tensor(trajectory.token_ids, dtype=torch.long)
-    per_version = {
-        version: torch.log_softmax(model(tokens[None]).logits[0], dim=-1)
-        for version, model in models.items()
-    }
-    versions = trajectory.version_of_each_step()
-    places = [i for i in range(len(tokens)) if trajectory.trainable[i]]
-    first = int(versions[places[0]])
-    own = torch.stack([per_version[int(versions[i])][i - 1, tokens[i]] for i in places])
-    stale = torch.stack([per_version[first][i - 1, tokens[i]] for i in places])
-    return own, stale
 
 
 @pytest.mark.parametrize("engine", ["vllm", pytest.param("sglang", marks=pytest.mark.thorough)])
@@ -107,8 +76,8 @@ def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_t
     assert run.finish(deadline_s=900) == 0, run.logs()
     chosen = sorted(switched(run), key=lambda t: -t.num_tokens)[:12]
     assert chosen, "no response went over a version switch"
-    needed = {span.version for t in chosen for span in t.versions if span.version >= 0}
-    models = {version: checkpointed_model(run, version, tmp_path) for version in needed}
+    needed = set[int]().union(*map(versions_of, chosen))
+    models = {version: model_of_version(run, version, tmp_path) for version in needed}
     furthest = 0.0
     for trajectory in chosen:
         recorded = torch.tensor(trajectory.logprobs[trajectory.trainable])

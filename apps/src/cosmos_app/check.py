@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,17 +14,14 @@ from cosmos_app.errors import StarvedSlotsError
 from cosmos_app.given_server import server_warnings
 from cosmos_app.held import held_training
 from cosmos_app.output import print_json
-from cosmos_app.prepare import check_inputs, require_trainable
+from cosmos_app.prepare import check_inputs, config_of, require_trainable
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.rollout_config import require_trainable_engine
 from cosmos_app.shown_recipe import print_recipe
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_parallel import ParameterCounts, check_packing, check_trainable, read_config
+from cosmos_parallel import ParameterCounts, check_packing
 from cosmos_parallel import count_parameters as count_of_model
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 BYTES_OF = {"float32": 4, "bfloat16": 2}
 MIB = 1 << 20
@@ -123,12 +120,9 @@ def count_parameters(recipe: SizedRecipe) -> ParameterCounts:
         AdapterError: if the adapters fit no layer.
     """
     held = held_training(recipe)
-    config = _config_of(recipe)
-    if recipe.model.path is not None:
-        require_trainable(recipe.model.path, recipe.policy, held)
-    else:
-        check_trainable(config, held, recipe.policy.parallel, recipe.policy.ranks)
-    return count_of_model(config, held)
+    model = recipe.model.path or recipe.model.tiny
+    require_trainable(model, recipe.policy, held)
+    return count_of_model(config_of(model), held)
 
 
 def require_layout(recipe: SizedRecipe, layout: str) -> None:
@@ -138,26 +132,8 @@ def require_layout(recipe: SizedRecipe, layout: str) -> None:
         PackingError: if it cannot.
     """
     if layout == "packed":
-        check_packing(_config_of(recipe), held_training(recipe), recipe.policy.parallel)
-
-
-def _config_of(recipe: SizedRecipe) -> "PretrainedConfig":
-    """Return the config of the recipe's model, or of a small one such as would be built."""
-    from transformers import Qwen3Config
-
-    path, tiny = recipe.model.path, recipe.model.tiny
-    if path is not None:
-        return read_config(path)
-    return Qwen3Config(
-        vocab_size=16,
-        hidden_size=tiny.hidden_size,
-        intermediate_size=4 * tiny.hidden_size,
-        num_hidden_layers=tiny.num_layers,
-        num_attention_heads=tiny.num_heads,
-        num_key_value_heads=tiny.num_heads // 2,
-        head_dim=tiny.head_dim,
-        tie_word_embeddings=tiny.tie_embeddings,
-    )
+        config = config_of(recipe.model.path or recipe.model.tiny)
+        check_packing(config, held_training(recipe), recipe.policy.parallel)
 
 
 def trained_mib(counts: ParameterCounts, training: HeldModelConfig) -> float:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cosmos_app.chat_templates import require_chat_template
 from cosmos_app.context_length import require_context
@@ -15,7 +15,7 @@ from cosmos_app.errors import DataError
 from cosmos_app.held import held_training
 from cosmos_app.length_reward import budget_of
 from cosmos_app.prompt_rows import prompt_rows
-from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, architecture, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.required_rewards import require_rewards
 from cosmos_app.servable import check_prompts
@@ -31,8 +31,13 @@ from cosmos_parallel import (
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig, data_set_of, has_words
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 NEED_ANSWERS = frozenset({"exact", "boxed_math", "math", "gsm8k", "multiple_choice"})
 """Kinds of rewards that no row without an answer can have."""
+_SOME_TOKENS = 16
+"""How many a model that is built will have, its data say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,10 +96,10 @@ def check_inputs(recipe: Recipe) -> tuple[str, ...]:
             if images or videos:
                 require_sight(recipe.model.path, path, videos=videos > 0)
                 _require_shown(recipe, path, videos=videos > 0)
-    if recipe.model.path is not None:
-        require_trainable(recipe.model.path, recipe.policy, held_training(recipe))
-        require_teacher_of(recipe, recipe.model.path)
     model = recipe.model.path or recipe.model.tiny
+    require_trainable(model, recipe.policy, held_training(recipe))
+    if recipe.model.path is not None:
+        require_teacher_of(recipe, recipe.model.path)
     require_context("rollout.engine", recipe.rollout.engine, model)
     if recipe.teacher.replicas and recipe.model.teacher is not None:
         require_context("teacher.engine", recipe.teacher.engine, recipe.model.teacher)
@@ -218,7 +223,6 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
     Raises:
         DataError: if the recipe names a directory without a model in it, or a teacher with other
             tokens than those of the data.
-        MeshError: if the model that is built cannot be divided as the recipe says.
     """
     if recipe.model.path is not None:
         require_model(recipe.model.path)
@@ -230,7 +234,6 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
         for text in (json.dumps(row, ensure_ascii=False), *texts_in(row))
     )
     parameters = build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
-    require_trainable(files.built_model, recipe.policy, held_training(recipe))
     require_teacher_of(recipe, files.built_model)
     return parameters
 
@@ -307,15 +310,28 @@ def _token_ids(path: Path) -> Mapping[str, int]:
     return tokenizer.get_vocab()
 
 
-def require_trainable(path: Path, policy: PolicyConfig, training: HeldModelConfig) -> None:
+def require_trainable(
+    model: Path | TinyModelConfig, policy: PolicyConfig, training: HeldModelConfig
+) -> None:
     """Check that a directory holds a model, and that a replica's ranks can divide it.
+
+    Args:
+        model: its directory, or what is built.
+        policy: the ranks.
+        training: how they hold it.
 
     Raises:
         DataError: naming what is missing.
         MeshError: saying which degree does not divide what.
     """
-    require_model(path)
-    check_trainable(read_config(path), training, policy.parallel, policy.ranks)
+    if isinstance(model, Path):
+        require_model(model)
+    check_trainable(config_of(model), training, policy.parallel, policy.ranks)
+
+
+def config_of(model: Path | TinyModelConfig) -> "PretrainedConfig":
+    """Return the config of a model, or of one that is built, but for the size of its vocabulary."""
+    return read_config(model) if isinstance(model, Path) else architecture(model, _SOME_TOKENS)
 
 
 def require_scoring(teacher: Path, policy: PolicyConfig, training: HeldModelConfig) -> None:

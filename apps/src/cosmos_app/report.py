@@ -54,6 +54,8 @@ class RunReport:
         rollout_idle: share of the rollout replicas' time with nothing to decode.
         stall_ms: time generation stood still per weight commit: median and maximum.
         transfer_ms: time a weight version was on its way, generation going on: median, maximum.
+        wire_mib: MiB that a load fetched from others, of adapters alone where they are trained:
+            median and maximum.
         publish_ms: time training stood still per publication, for its snapshot: median, maximum.
         served_s: seconds from a publication until a replica sampled with it, which finishes a
             load in hand first: median and maximum over replicas and versions.
@@ -87,6 +89,7 @@ class RunReport:
     rollout_idle: float
     stall_ms: tuple[float, float]
     transfer_ms: tuple[float, float]
+    wire_mib: tuple[float, float]
     publish_ms: tuple[float, float]
     served_s: tuple[float, float]
     publish_ms_of: Mapping[str, tuple[float, float]]
@@ -194,6 +197,7 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         rollout_idle=_mean(_last_of_each(records, "rollout", "idle_total_share")),
         stall_ms=_median_and_max(stalls),
         transfer_ms=_median_and_max(transfers),
+        wire_mib=_median_and_max(_values(records, "rollout", "wire_mib")),
         publish_ms=_median_and_max([1e3 * s for s in _values(records, "policy", "publish_s")]),
         served_s=_median_and_max(_values(records, "rollout", "served_s")),
         publish_ms_of=_of_each(records, "policy", "publish_s", 1e3),
@@ -256,6 +260,10 @@ def _numbers(report: RunReport) -> Table:
         (
             "weight transfer, unstalled",
             f"median {report.transfer_ms[0]:.0f} ms, max {report.transfer_ms[1]:.0f} ms",
+        ),
+        (
+            "weights fetched per load",
+            f"median {report.wire_mib[0]:.3g} MiB, max {report.wire_mib[1]:.3g} MiB",
         ),
         (
             "weights published, training stalled",

@@ -19,8 +19,10 @@ class ValidationConfig:
         max_new_tokens: longest answer; 0 for that of ``rollout.sampling``.
         before: validate the first weights.
         after: validate the last weights.
-        every: steps between validations in between, which training does not wait for; 0 for none.
-            One that falls due while another is answered is left out.
+        every: steps between validations in between; 0 for none. Training goes on meanwhile: for
+            ``staleness.bound`` steps and one more, or without end if a rollout replica is left
+            that answers none of the prompts. One that falls due while another is answered is left
+            out.
     """
 
     prompts: int = 0

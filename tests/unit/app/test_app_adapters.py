@@ -109,6 +109,10 @@ async def test_an_engine_is_given_whole_weights_and_the_wire_an_adapter(
         # 7 layers of rank 2: far below the whole model
         wire = sum(p.numel() for p in trainer._learner.model.parameters() if p.requires_grad)
         assert wire < 0.5 * sum(value.numel() for value in plain.values())
+        moved(trainer, 3)
+        await client.load(3)
+        assert 4 * wire < weights.wire_bytes < 4 * wire + 2048, "its configuration is JSON"
+        assert inner.source.wire_bytes == sum(value.nbytes for value in plain.values())
     finally:
         client.close()
         inner.source.close()

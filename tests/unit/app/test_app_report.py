@@ -59,6 +59,19 @@ def test_what_publications_cost_is_told_of_each_replica():
     assert not any("policy-0" in line for line in lines), "one alone has the figure of all"
 
 
+def test_what_loads_fetched_is_told_as_their_median_and_the_most():
+    records = [
+        MetricRecord(0.0, "rollout", "rollout-0", step, {"stall_s": 0.1, "wire_mib": mib})
+        for step, mib in enumerate([0.5, 2.0, 0.25])
+    ]
+    report = build_report(records, outcome())
+    assert report.wire_mib == (0.5, 2.0)
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=120))
+    assert "weights fetched per load" in shown.getvalue()
+    assert "median 0.5 MiB, max 2 MiB" in shown.getvalue()
+
+
 def test_what_was_not_measured_is_null_for_programs_and_a_dash_for_people():
     report = build_report([], outcome())
     text = json.dumps(report.to_json(), allow_nan=False)

@@ -67,6 +67,7 @@ def report() -> RunReport:
         rollout_idle=0.0,
         stall_ms=(0.0, 0.0),
         transfer_ms=(0.0, 0.0),
+        wire_mib=(0.0, 0.0),
         publish_ms=(0.0, 0.0),
         served_s=(0.0, 0.0),
         publish_ms_of={},

@@ -70,8 +70,8 @@ def check_inputs(recipe: GivenRecipe) -> int:
     """
     check_place(recipe.trainer.checkpoints)
     model = recipe.model
+    require_trainable(model.path or model.tiny, recipe.policy, held_training(recipe))
     if model.path is not None:
-        require_trainable(model.path, recipe.policy, held_training(recipe))
         _require_teacher(recipe, model.path)
     total = 0
     for source in sources_of(recipe.data):
@@ -116,7 +116,6 @@ def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
     Raises:
         DataError: if the recipe's teacher has other tokens than what was built, or cannot be
             divided as the recipe says.
-        MeshError: if the model cannot be divided as the recipe says.
         SftDataError: if the data cannot be read.
     """
     if recipe.model.path is not None:
@@ -130,7 +129,6 @@ def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
         for text in (str(row), *texts_in(row))
     )
     built = build_once(model, texts, recipe.model.tiny, recipe.seed)
-    require_trainable(model, recipe.policy, held_training(recipe))
     _require_teacher(recipe, model)
     return built
 

@@ -6,8 +6,12 @@ The directory is an ordinary Hugging Face model: ``transformers`` and vLLM load 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cosmos_app.ranges import require_at_least
+
+if TYPE_CHECKING:
+    from transformers import Qwen3Config
 
 BOS, EOS, PAD, UNKNOWN = "<bos>", "<eos>", "<pad>", "<unk>"
 _WIDER = 4
@@ -85,20 +89,11 @@ def build_tokenizer(directory: Path, texts: Iterable[str], max_position: int) ->
     return len(vocabulary)
 
 
-def build_tiny_model(
-    directory: Path, texts: Iterable[str], config: TinyModelConfig, seed: int
-) -> int:
-    """Write tokenizer and model to ``directory``; return the number of parameters."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-    from transformers.utils.logging import disable_progress_bar
+def architecture(config: TinyModelConfig, vocab_size: int) -> "Qwen3Config":
+    """Return what transformers is told of a model of these sizes and so many tokens."""
+    from transformers import Qwen3Config
 
-    from cosmos_parallel import share_tensor_files
-
-    disable_progress_bar()
-    directory.mkdir(parents=True, exist_ok=True)
-    vocab_size = build_tokenizer(directory, texts, config.max_position)
-    model_config = Qwen3Config(
+    return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=_WIDER * config.hidden_size,
@@ -112,6 +107,22 @@ def build_tiny_model(
         bos_token_id=1,
         eos_token_id=2,
     )
+
+
+def build_tiny_model(
+    directory: Path, texts: Iterable[str], config: TinyModelConfig, seed: int
+) -> int:
+    """Write tokenizer and model to ``directory``; return the number of parameters."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    from cosmos_parallel import share_tensor_files
+
+    disable_progress_bar()
+    directory.mkdir(parents=True, exist_ok=True)
+    vocab_size = build_tokenizer(directory, texts, config.max_position)
+    model_config = architecture(config, vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(model_config)

@@ -40,6 +40,11 @@ class MergedWeights:
         self._base: dict[str, Tensor] = {}
         self._names: dict[str, str] = {}
 
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that came from others for the version staged last: those of its adapter."""
+        return self._adapters.wire_bytes
+
     def stage(self, version: int, endpoints: Sequence[str]) -> Staged:
         """Fetch the adapter of ``version`` or a newer one and add it; blocking.
 

@@ -4,19 +4,33 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.recipe import WeightSyncConfig
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.process import RunContext, may_fork, own_address
-from cosmos_app.roles.weights import ReceivedWeights, vllm_client
+from cosmos_app.roles.weights import CountingClient, ReceivedWeights, vllm_client
 from cosmos_rollout import EngineSetup, KvPolicy, VLLMConfig
 from cosmos_weightsync.integrations.vllm import VLLMWeightClient, engine_arguments
 
 
+class Fetching(Protocol):
+    """Gets weights from others."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that came for the version fetched last; 0 before the first."""
+        ...
+
+
 class EngineWeights:
-    """How one engine gets its weights, by a source or by a client, whichever it asks for."""
+    """How one engine gets its weights, by a source or by a client, whichever it asks for.
+
+    Attributes:
+        source: for engines of this process.
+        fetching: who gets weights from others: the source or the client, or who gets adapters.
+    """
 
     def __init__(self, config: WeightSyncConfig, token: str, *, serve_host: str) -> None:
         """Nothing is connected yet; the arguments are those of `ReceivedWeights`."""
@@ -25,13 +39,15 @@ class EngineWeights:
         self._serve_host = serve_host
         self._client: VLLMWeightClient | None = None
         self.source = ReceivedWeights(config, token, serve_host=serve_host)
+        self.fetching: Fetching = self.source
 
-    def client(self, engine: Any, kv: KvPolicy) -> VLLMWeightClient:
+    def client(self, engine: Any, kv: KvPolicy) -> CountingClient:
         """Return what moves weights into vLLM's workers."""
         self._client = vllm_client(
             self._config, engine, kv, token=self._token, serve_host=self._serve_host
         )
-        return self._client
+        self.fetching = counting = CountingClient(self._client)
+        return counting
 
     async def serve(self) -> tuple[str, ...]:
         """Serve from now on what the engine loads later, if others are to have it; say where.
@@ -71,7 +87,10 @@ def engine_setup(
     if isinstance(context.recipe.rollout.engine, VLLMConfig):
         arguments = engine_arguments()
     has_adapters = context.recipe.model.training.lora is not None
-    given = _MergingWeights(context, ended) if has_adapters else weights
+    given = weights
+    if has_adapters:
+        given = _MergingWeights(context, ended)
+        weights.fetching = given.source
     return EngineSetup(
         model_path=model,
         weight_client=given.client,

@@ -63,6 +63,7 @@ from cosmos_rollout import (
 )
 
 _METRICS_S = 2.0
+_MIB = 1 << 20
 
 
 async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int:
@@ -278,6 +279,8 @@ class RolloutProcess:
         self._failed_loads.note(event)
         if isinstance(event, VersionLoaded):
             values = {"stall_s": event.stall_s, "transfer_s": event.transfer_s}
+            if self._weights is not None:
+                values["wire_mib"] = self._weights.fetching.wire_bytes / _MIB
             await self._send_metrics(event.version, values)
 
     async def _pulse(self, channel: ReplicaChannel) -> None:

@@ -82,6 +82,12 @@ class ReceivedWeights:
         self._serve_host = serve_host
         self._endpoints: tuple[str, ...] = ()
         self._receiver: WeightReceiver | None = None
+        self._wire_bytes = 0
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that came from others for the version staged last; 0 before the first."""
+        return self._wire_bytes
 
     def serve(self) -> tuple[str, ...]:
         """Serve from now on what is staged later, if others are to have it; return `endpoints`.
@@ -106,6 +112,7 @@ class ReceivedWeights:
             receiver.connect(endpoints)
         self._endpoints = tuple(endpoints)
         staged = receiver.stage(version, timeout_s=self._config.deadline_s)
+        self._wire_bytes = staged.wire_bytes
         tensors = {shard.spec.name: shard.tensor.clone() for shard in receiver.staged_shards()}
         return Staged(version=staged.version, tensors=tensors)
 
@@ -148,6 +155,35 @@ def vllm_client(
         },
         timeout_s=config.deadline_s,
     )
+
+
+class CountingClient:
+    """A ``WeightClient`` that keeps in mind how many bytes the last load fetched."""
+
+    def __init__(self, inner: VLLMWeightClient) -> None:
+        """Nothing is loaded yet; ``inner`` does it."""
+        self._inner = inner
+        self._wire_bytes = 0
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that came to the worker that fetched most, for the version loaded last."""
+        return self._wire_bytes
+
+    @property
+    def cache_salt(self) -> str:
+        """That of the client which has the engine swap."""
+        return self._inner.cache_salt
+
+    async def connect(self, endpoints: Sequence[str]) -> object:
+        """Fetch from these from now on."""
+        return await self._inner.connect(endpoints)
+
+    async def load(self, version: int) -> LoadTimes:
+        """Fetch, pause, swap and resume; see `VLLMWeightClient.load`."""
+        times = await self._inner.load(version)
+        self._wire_bytes = times.wire_bytes
+        return times
 
 
 class _StandingClient(VLLMWeightClient):

@@ -52,7 +52,8 @@ class ValidationPlan:
         num_samples: answers to each.
         before: validate the first version, before training prompts are issued.
         after: validate the last version.
-        every: steps between validations in between, which stop nobody; 0 for none.
+        every: steps between validations in between, 0 for none. Who answers keeps its version for
+            as long; training goes on by the samples of others, or as far as the bound.
     """
 
     num_prompts: int = 0
