@@ -149,7 +149,6 @@ class Engine:
         )
         return {
             "version": times.version,
-            "stall_s": times.stall_s,
             "samples": [await one.stop() for one in running],
         }
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from contextlib import suppress
 
 import pytest
@@ -29,6 +30,7 @@ def call(name: str, **arguments) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+NAMES = ("add", "wait", "bad", "block", "loops")
 TOOLS = '''
 import asyncio, os, time
 
@@ -83,6 +85,24 @@ def bad(how: str) -> str:
     while True:
         time.sleep(1)
 
+LOOPS = set()
+
+async def loops() -> int:
+    """Tell in how many loops this was called."""
+    LOOPS.add(asyncio.get_running_loop())
+    return len(LOOPS)
+
+async def block(seconds: float) -> str:
+    """Sleep, and let nobody else go on.
+
+    Args:
+        seconds: how long
+    """
+    if seconds < 0:
+        raise KeyboardInterrupt
+    time.sleep(seconds)
+    return "slept"
+
 def rest(seconds: float) -> str:
     """Rest.
 
@@ -109,7 +129,7 @@ def tool_file(tmp_path_factory):
 
 
 async def observations(tool_file, *replies: str, timeout_s: float = 30.0) -> list[str]:
-    functions = tuple(f"{tool_file}:{name}" for name in ("add", "wait", "bad"))
+    functions = tuple(f"{tool_file}:{name}" for name in NAMES)
     config = ToolEnvironmentConfig(functions=functions, timeout_s=timeout_s, result_chars=100)
     episode = await play(config.build(), says(*replies))
     return [message["content"] for message in episode.messages if message["role"] == "tool"]
@@ -130,9 +150,13 @@ async def test_tools_answer_in_the_order_of_the_calls(tool_file):
         (call("bad", how="slow"), "error: TimeoutError: no answer"),  # and not for its own time
         (call("wait", seconds=-1), "error: SystemExit: no such time"),
         (call("wait", seconds=0), "error: CancelledError: "),
+        (call("block", seconds=-1), "error: KeyboardInterrupt: "),
         (call("bad", how="long"), "x" * 100 + " ... (cut)"),
         (call("bad", how="huge"), "x" * 100 + " ... (cut)"),
-        (call("subtract", a=1), "error: there is no tool 'subtract'; there are add, wait, bad"),
+        (
+            call("subtract", a=1),
+            "error: there is no tool 'subtract'; there are add, wait, bad, block, loops",
+        ),
         ('<tool_call>{"name": 3}</tool_call>', "error: the call has no text 'name'"),
         (
             '<tool_call>{"name": "add", "arguments": 3}</tool_call>',
@@ -158,6 +182,22 @@ async def test_a_tool_that_takes_too_long_is_ended_and_the_episode_goes_on(tool_
     asked = call("bad", how="hang") if name == "bad" else call("wait", seconds=1000)
     found = await observations(tool_file, asked, "ok", timeout_s=2.0)
     assert found == [f"error: {name} took longer than 2.0 s"]
+
+
+async def test_an_async_tool_that_blocks_holds_up_nobody_else(tool_file):
+    asked = (call("block", seconds=8), call("wait", seconds=0.01), "ok")
+    playing = asyncio.create_task(observations(tool_file, *asked, timeout_s=1.0))
+    longest, last = 0.0, time.monotonic()
+    while not playing.done():
+        await asyncio.sleep(0.01)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert await playing == ["error: block took longer than 1.0 s", "waited"]
+    assert longest < 4.0  # of the 8 s that the tool sleeps
+
+
+async def test_calls_of_an_async_tool_share_an_event_loop(tool_file):
+    asked = (call("loops"), call("loops"), "ok")
+    assert await observations(tool_file, *asked) == ["1", "1"]
 
 
 async def test_control_tokens_in_what_a_tool_returns_are_text(tool_file):

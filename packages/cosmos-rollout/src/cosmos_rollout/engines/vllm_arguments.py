@@ -13,6 +13,7 @@ _CPU_ARGUMENTS = {
     # After a part of a prompt vLLM winds the request's generator back, which torch's on a CPU
     # cannot: more prompt tokens than fit into one step would end the engine.
     "enable_chunked_prefill": False,
+    "worker_cls": "cosmos_rollout.engines.vllm_workers.EmulatingCPUWorker",
 }
 # where configs say how many tokens a model was made for, and scalings after which they say it
 _LENGTHS = (

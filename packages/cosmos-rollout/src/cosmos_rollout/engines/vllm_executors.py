@@ -2,8 +2,7 @@
 
 vLLM's engine core does not notice that its owner was killed: it idles on for ever with its memory
 (seen with 0.32). An executor is the first thing of ours that runs in that process. Choosing one
-explicitly also keeps the worker inside the engine process on CPU, which halves the start; and that
-worker computes with weights in formats that vLLM emulates on any device, but lists for none on CPU.
+explicitly also keeps the worker inside the engine process on CPU, which halves the start.
 """
 
 import os
@@ -11,10 +10,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.model_executor.kernels.linear import register_linear_kernel
-from vllm.model_executor.kernels.linear.mxfp8.emulation import EmulationMxfp8LinearKernel
-from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
-from vllm.platforms import PlatformEnum, current_platform
+from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.worker_base import WorkerBase
@@ -32,8 +28,6 @@ class TetheredUniProcExecutor(UniProcExecutor):
         if current_platform.is_cpu():
             # OpenMP has a number for each thread, and a forked process begins in one of its own
             torch.set_num_threads(torch.get_num_threads())
-            register_linear_kernel(EmulationMxfp8LinearKernel, PlatformEnum.CPU, "mxfp8")
-            register_linear_kernel(EmulationNvFp4LinearKernel, PlatformEnum.CPU, "nvfp4")
         super()._init_executor()
 
 

@@ -22,6 +22,7 @@ from pebble import ProcessExpired
 
 from cosmos_rollout.environments.environment import Chat, TimedChat, opening
 from cosmos_rollout.environments.tool_calls import ToolCall
+from cosmos_rollout.environments.tool_loop import ToolLoop
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.lasting_pool import LastingPool
@@ -35,7 +36,8 @@ class ToolEnvironmentConfig:
 
     A function is described to the model by its signature and its docstring, in Google's style; its
     result is shown as text. A plain one runs in a worker process, which is killed when it takes
-    too long; an ``async def`` runs in the event loop, and is cancelled.
+    too long; an ``async def`` runs in an event loop that such tools share, in a thread of its own,
+    and is cancelled. One that blocks that thread is given up: it goes on there, as nothing ends it.
 
     Attributes:
         kind: selects this environment.
@@ -82,6 +84,7 @@ class ToolEnvironment:
         self._workers = LastingPool(
             config.num_workers, memory_mib=config.memory_mib, preload=[__name__]
         )
+        self._loop = ToolLoop()
 
     @property
     def tools(self) -> Sequence[Mapping[str, object]]:
@@ -100,7 +103,8 @@ class ToolEnvironment:
             messages = await asyncio.gather(*(self._answer(call, timed) for call in reply.calls))
 
     async def aclose(self) -> None:
-        """End the worker processes. Idempotent."""
+        """End the worker processes and the thread. Idempotent."""
+        self._loop.close()
         await self._workers.aclose()
 
     async def _answer(self, call: ToolCall, timed: TimedChat | None) -> Message:
@@ -123,8 +127,8 @@ class ToolEnvironment:
             names = ", ".join(self._functions)
             return f"error: there is no tool {call.name!r}; there are {names}"
         if inspect.iscoroutinefunction(function):
-            async with asyncio.timeout(self._config.timeout_s):
-                return await _call_here(function, call.arguments)
+            called = _call_here(function, call.arguments)
+            return await self._loop.run(called, self._config.timeout_s)
         where, arguments = self._references[call.name], dict(call.arguments)
         asked = (where, arguments, self._config.result_chars + 1)  # one more: it is cut here
         # who waits for a worker waits for the calls of other episodes, which have a limit each
@@ -169,7 +173,7 @@ async def _call_here(function: Callable[..., Any], arguments: Mapping[str, Any])
         if is_cancelled():
             raise
         return _told(error)  # of a task of its own
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the model gets to read it
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - as below
         return _told(error)
 
 

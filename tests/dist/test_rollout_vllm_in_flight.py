@@ -1,0 +1,167 @@
+"""What becomes of requests in flight when weights come, also of those that the cache is short for.
+
+The cache holds a thousand tokens, and the requests want more: vLLM takes the blocks of some of
+them away, and computes their keys and values anew when there is room again.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+pytest.importorskip("cosmos_weightsync")
+
+from engines_forked import engine_environment, may_fork  # noqa: E402
+from tiny_models import random_qwen3  # noqa: E402
+from transformers import DynamicCache  # noqa: E402
+
+from cosmos_rollout import (  # noqa: E402
+    EngineSetup,
+    GeneratedSample,
+    GenerationRequest,
+    RolloutEngine,
+    Sampling,
+    VLLMConfig,
+)
+from cosmos_weightsync import WeightSender, shards_of  # noqa: E402
+from cosmos_weightsync.integrations.vllm import VLLMWeightClient, engine_arguments  # noqa: E402
+
+# "default": vLLM's own warnings are no errors in a process that is forked from this one either
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("default"),
+]
+PROMPT = (5, 9, 33, 12, 7)
+COUNT, NUM_NEW = 6, 400
+CACHED = (1 << 20) // (2 * 2 * 2 * 32 * 4)
+"""Tokens of which 1 MiB holds keys and values: 2 layers, 2 heads of 32 numbers, float32."""
+# Attention in float32 is computed in TF32 on GPUs.
+NEAR = 1e-2 if torch.cuda.is_available() else 1e-3
+
+
+def build(version: int) -> torch.nn.Module:
+    return random_qwen3(version, vocabulary=64, context=512).eval()
+
+
+@dataclass
+class World:
+    kv: str
+    engine: RolloutEngine
+    trained: torch.nn.Module
+    sender: WeightSender
+
+    async def publish(self, version: int) -> None:
+        self.trained.load_state_dict(build(version).state_dict())
+        await asyncio.to_thread(self.sender.publish, version)
+
+    async def answer(self) -> dict[str, GeneratedSample]:
+        requests = [
+            GenerationRequest(
+                request_id=f"r{i}",
+                prompt_token_ids=PROMPT,
+                sampling=Sampling(max_new_tokens=NUM_NEW, seed=i),
+            )
+            for i in range(COUNT)
+        ]
+        async with asyncio.timeout(200):
+            return {sample.request_id: sample async for sample in self.engine.generate(requests)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["keep", "recompute"])
+async def world(request, tmp_path_factory) -> AsyncIterator[World]:
+    before = dict(os.environ)
+    os.environ.update(engine_environment())
+    torch.set_num_threads(1)
+    path, trained = tmp_path_factory.mktemp("model"), build(1)
+    trained.save_pretrained(path)
+    config = VLLMConfig(
+        dtype="float32",
+        context_length=512,
+        kv=request.param,
+        kv_cache_mib=1,
+        prefix_caching=request.param == "recompute",
+        progress_tokens=1,
+    )
+    setup = EngineSetup(
+        model_path=path,
+        weight_client=lambda llm, kv: VLLMWeightClient(llm, kv_cache=kv, salted=True),
+        engine_arguments=engine_arguments(),
+        may_fork=may_fork(),
+    )
+    engine = await config.build(setup)
+    with WeightSender(shards_of(trained)) as sender:
+        sender.publish(1)
+        await engine.load_version(1, [sender.endpoint])
+        try:
+            yield World(request.param, engine, trained, sender)
+        finally:
+            await engine.aclose()
+            os.environ.clear()
+            os.environ.update(before)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(0.001)
+
+
+@torch.no_grad()
+def logprobs(sample: GeneratedSample, kv: str) -> np.ndarray:
+    """What the tokens after a switch have with keys and values that were kept, or are new."""
+    old, new = (build(span.version) for span in sample.versions)
+    cut = sample.versions[0].length
+    ids = torch.tensor([[*PROMPT, *sample.token_ids.tolist()]])
+    begun, cache = len(PROMPT) + cut - 1, DynamicCache()
+    before = old(ids[:, :begun], past_key_values=cache).logits[0]
+    if kv == "keep":
+        after = new(ids[:, begun:], past_key_values=cache).logits[0]
+    else:
+        after = new(ids).logits[0, begun:]
+    table = torch.log_softmax(torch.cat([before, after])[len(PROMPT) - 1 : -1], dim=-1)
+    return table.gather(1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
+
+
+async def test_preempted_requests_are_finished_with_the_weights_there_are_then(world):
+    await world.publish(2)
+    sampled = world.engine.num_tokens_generated
+    answering = asyncio.create_task(world.answer())
+    enough = sampled + CACHED - COUNT * len(PROMPT)
+    await until(lambda: world.engine.num_tokens_generated > enough)
+    assert world.engine.num_running == COUNT  # all begun, none done: the cache has not all of them
+    await world.engine.load_version(2, [world.sender.endpoint])
+    samples = await answering
+    assert len(samples) == COUNT
+    num_anew = 0
+    for sample in samples.values():
+        assert [span.version for span in sample.versions] == [1, 2]
+        assert len(sample.token_ids) == NUM_NEW
+        anew = logprobs(sample, "recompute")
+        kept = anew if world.kv == "recompute" else logprobs(sample, "keep")
+        # the first token, if any, that does not go on with the keys and values of before
+        differs = np.flatnonzero(np.abs(sample.logprobs - kept) > NEAR)
+        first = int(differs[0]) if len(differs) else NUM_NEW
+        np.testing.assert_allclose(sample.logprobs[first:], anew[first:], atol=NEAR)
+        num_anew += first < NUM_NEW
+    assert 0 < num_anew < COUNT if world.kv == "keep" else num_anew == 0
+
+
+async def test_an_engine_stands_still_for_less_than_the_weights_take(world):
+    version = world.engine.weight_version + 1
+    loading = asyncio.create_task(world.engine.load_version(version, [world.sender.endpoint]))
+    await asyncio.sleep(1.0)
+    sampled = world.engine.num_tokens_generated
+    answering = asyncio.create_task(world.answer())
+    await until(lambda: world.engine.num_tokens_generated > sampled + 100)
+    await world.publish(version)
+    report = await loading
+    assert report.transfer_s > 1.0
+    assert 0.0 < report.stall_s < report.transfer_s / 2
+    assert len(await answering) == COUNT
