@@ -90,7 +90,7 @@ class SimulatedRollout:
         self._life = 0
         self._is_gone = False
 
-    def join(self) -> None:
+    def begin(self) -> None:
         """Say that it is there, without weights or work."""
         self._since, self._is_gone = self._world.now, False
         slots = self._system.slots

@@ -34,7 +34,7 @@ class SimulatedLearner:
         self._life = 0
         self._is_gone = False
 
-    def join(self) -> None:
+    def begin(self) -> None:
         """Say that it is there, and with which weights: those of its last checkpoint."""
         self._free_s, self._is_gone = self._world.now, False
         self._version, self._lineage = self._saved

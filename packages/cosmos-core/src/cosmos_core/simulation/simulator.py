@@ -62,7 +62,7 @@ class _Simulation:
 
     def run(self, steps: int, seconds: float) -> list[LogRecord]:
         for replica in self._replicas.values():
-            replica.join()
+            replica.begin()
         for outage in self._system.outages:
             self.after(outage.at_s, partial(self._kill, outage))
         while self._controller.state.step < steps and self.now < seconds:
@@ -97,7 +97,7 @@ class _Simulation:
         replica.die()
         self._log = list(_until_death(self._log, name, self.now))
         self.send(ReplicaLeft(replica=name, reason="killed"))
-        self.after(outage.away_s, replica.join)
+        self.after(outage.away_s, replica.begin)
 
     def _tell(self, event: Event) -> None:
         if self.now < self._controlled_from_s:  # it waits for whoever controls next
