@@ -34,7 +34,7 @@ async def test_a_replica_that_comes_when_the_run_is_over_is_told_to_stop(tmp_pat
 def channel_of(bus: Bus, said: list[str]) -> ReplicaChannel:
     """Return the line of a rollout replica with one slot, which is impatient."""
     joined = ReplicaJoined(replica="rollout-0", role="rollout", slots=1)
-    return ReplicaChannel(bus.call, bus.keys, joined, said.append, gone_s=3.0)
+    return ReplicaChannel(bus.call, bus.keys, joined, said.append, gone_s=2.0)
 
 
 async def kill(host: asyncio.Task[str]) -> None:
@@ -60,7 +60,7 @@ async def test_a_replica_whose_run_has_no_controller_says_so_once_and_goes_on_wi
         await asyncio.sleep(2.5)
         assert not said, "it has a controller, which has nothing for it to do"
         await kill(host)
-        await asyncio.sleep(9.0)
+        await asyncio.sleep(6.0)
         assert not waiting.done()
         assert len(said) == 1
         assert said[0].startswith("the run 'headless' has had no controller for ")
@@ -88,5 +88,5 @@ async def test_a_replica_that_a_run_has_ended_without_is_told_to_stop(server) ->
         assert await host == "Ctrl-C"
         assert await anext(commands) == Stop(reason="Ctrl-C")
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(commands), 6.0)
+            await asyncio.wait_for(anext(commands), 4.0)
     assert not said

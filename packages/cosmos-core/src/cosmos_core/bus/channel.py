@@ -140,13 +140,14 @@ class ReplicaChannel:
         last = b"0-0"
         while True:
             entries = await self._read(last)
+            if entries:
+                self._absence.end()
             for entry, fields in entries:
                 last = entry
                 for command in await self._open(fields):
                     yield command
             if entries:
                 self._is_heard = True
-                self._absence.end()
                 await self._forget(last)
             elif reason := await self._end_without_us(last):
                 self._is_heard = self._is_stopped = True
