@@ -74,6 +74,7 @@ def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_t
         "validation.after=false",
     )
     assert run.finish(deadline_s=900) == 0, run.logs()
+    assert 0.0 < run.report["stall_ms"][0] <= run.report["stall_ms"][1]
     chosen = sorted(switched(run), key=lambda t: -t.num_tokens)[:12]
     assert chosen, "no response went over a version switch"
     needed = set[int]().union(*map(versions_of, chosen))

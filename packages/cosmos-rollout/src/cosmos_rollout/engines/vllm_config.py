@@ -35,7 +35,7 @@ class VLLMConfig:
             launcher leaves to each that shares the GPU; none is asked for with ``kv_cache_mib``.
         block_size: tokens per block of the KV cache, the grain of prefix sharing. 0: 32 on CPU,
             vLLM's choice on GPU.
-        compiled: "auto" compiles on GPU and runs eagerly on CPU.
+        compiled: "auto" compiles on GPU and runs eagerly on CPU; "yes" on CPU wants a C++ compiler.
         tensor_parallel: GPUs that share each layer.
         pipeline_parallel: GPUs that the layers are spread over.
         prefix_caching: siblings of a prompt share its keys and values.
@@ -176,6 +176,7 @@ def cpu_environment(*, num_threads: int = 1) -> dict[str, str]:
 
     It has to be there when the process starts. More threads than idle cores make a small model a
     hundred times slower; binding threads to cores does the same when replicas share a machine.
+    Nothing is compiled there but what an engine with ``compiled="yes"`` computes, in its processes.
     """
     return {
         "OMP_NUM_THREADS": str(num_threads),

@@ -2,10 +2,11 @@
 
 import dataclasses
 import tempfile
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from vllm.config import CompilationMode
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -53,9 +54,13 @@ def launch(arguments: dict[str, Any], *, may_fork: bool) -> AsyncLLM:
 
 def _with_processes(arguments: AsyncEngineArgs, *, may_fork: bool) -> AsyncLLM:
     config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    # what making a configuration for CPUs sets to "spawn", whatever it was
-    chosen = set_env_var("VLLM_WORKER_MULTIPROC_METHOD", "fork")
-    with chosen if may_fork and current_platform.is_cpu() else nullcontext():
+    with ExitStack() as chosen:
+        if may_fork and current_platform.is_cpu():
+            # what making a configuration for CPUs sets to "spawn", whatever it was
+            chosen.enter_context(set_env_var("VLLM_WORKER_MULTIPROC_METHOD", "fork"))
+        if current_platform.is_cpu() and config.compilation_config.mode != CompilationMode.NONE:
+            # what `cpu_environment` forbids: vLLM would go on uncompiled, and not say so
+            chosen.enter_context(set_env_var("TORCHDYNAMO_DISABLE", "0"))
         return AsyncLLM.from_vllm_config(
             config,
             enable_log_requests=arguments.enable_log_requests,
