@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import open_browser
+from pages import Replay, text, wait_for
 from processes import descendants, is_alive
 from real_runs import SMALL, Run, Runner, assert_balanced
 
@@ -291,6 +293,34 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_leaves_nothing_but_its_directory
     assert seen.left == []
     assert [name for name in seen.litter if not name.startswith("torchinductor_")] == []
     assert seen.payloads == []
+
+
+def test_the_page_of_the_run_shows_what_became_of_it(
+    eventful: tuple[Run, Seen], tmp_path: Path
+) -> None:
+    run, seen = eventful
+    with open_browser(tmp_path) as page:
+        replay = Replay(run.output)
+        page.get(f"{replay.place}/?token={replay.token}")
+        wait_for(lambda: text(page, "#state") == "finished", "the drawn page")
+        lanes = page.execute_script(
+            "return [...document.querySelectorAll('#timeline svg[data-replica]')]"
+            ".map((e) => [e.dataset.replica, e.querySelectorAll('.mark').length])"
+        )
+        assert [name for name, _ in lanes] == ["policy-0", "rollout-0", "rollout-1"]
+        assert all(marks for name, marks in lanes if name != "policy-0"), "weights came to both"
+        versions = page.execute_script(
+            "return [...document.querySelectorAll('#samples .token-span')]"
+            ".map((e) => [Number(e.dataset.version), getComputedStyle(e).backgroundColor])"
+        )
+        assert {-1} < {version for version, _ in versions} <= set(range(-1, seen.steps + 4))
+        assert text(page, "#books").endswith(books_said(run.report["books"]))
+        replay.end()
+
+
+def books_said(books: dict[str, Any]) -> str:
+    dropped = "".join(f" + {why} {count}" for why, count in books["dropped"].items() if count)
+    return f"issued {books['issued']} = consumed {books['consumed']}{dropped}"
 
 
 def test_a_rollout_that_joins_says_after_how_long_it_had_its_first_group(

@@ -136,6 +136,9 @@ def test_engines_that_hang_and_kills_lose_nothing(runner: Runner) -> None:
     assert "controller died" in run.text
 
 
+ASKED = ("481", "9034", "57218", "60", "3517", "82640", "719", "2095", "46", "8153", "30972", "628")
+
+
 def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Runner) -> None:
     runner.forks = False
     run = runner.start("trainer.steps=60", recipe=QUICKSTART)
@@ -159,20 +162,7 @@ def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Ru
             model.generate(**tokenizer(f"{digits}=", return_tensors="pt"), max_new_tokens=8)[0],
             skip_special_tokens=True,
         )
-        for digits in [
-            "481",
-            "9034",
-            "57218",
-            "60",
-            "3517",
-            "82640",
-            "719",
-            "2095",
-            "46",
-            "8153",
-            "30972",
-            "628",
-        ]
+        for digits in ASKED
     }
     right = sum(text == f"{digits}={digits[::-1]}" for digits, text in answers.items())
     assert right >= 9, answers
