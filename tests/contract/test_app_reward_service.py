@@ -19,8 +19,9 @@ from real_runs import ROOT
 from reward_services import TOKEN, RewardService, assert_ended, serving, start_service
 
 from cosmos_app.cli import main
-from cosmos_app.listening import http_url, listen_on, reachable_url
+from cosmos_app.listening import http_url, reachable_url
 from cosmos_app.recipe import load_recipe
+from cosmos_core.addresses import listen_on
 from cosmos_rollout import (
     Failure,
     RewardInput,

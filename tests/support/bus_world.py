@@ -149,6 +149,7 @@ class World:
                         self.cuts[self.version] = command.cut
                         saved = CheckpointSaved(replica=name, step=self.version - 1, path="x")
                         await channel.send(saved)
+                        await until(self.has_ended)  # the last status tells of it, too
                         return
                     case _:
                         pass
@@ -166,6 +167,9 @@ class World:
 
     async def has_trained(self, num_steps: int) -> bool:
         return len(self.trained) >= num_steps
+
+    async def has_ended(self) -> bool:
+        return bool((await self.bus.read_status()).get("finished"))
 
     async def has_controller(self, epoch: int) -> bool:
         return (await self.bus.read_status()).get("epoch", 0) >= epoch

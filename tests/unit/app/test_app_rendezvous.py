@@ -21,6 +21,7 @@ dist.init_process_group("gloo", init_method="env://")
 rank = dist.get_rank()
 total = torch.tensor([rank + 1])
 dist.all_reduce(total)
+dist.destroy_process_group()
 if round == "0" and rank == 1:
     sys.exit(1)
 told = [round, os.environ["MASTER_ADDR"], os.environ["TORCHELASTIC_USE_AGENT_STORE"], int(total)]

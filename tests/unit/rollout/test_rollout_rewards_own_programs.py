@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,9 +101,10 @@ def test_a_script_of_standard_input_is_told_to_become_a_file():
     assert "<stdin> is no file" in run(SCRIPT + "print(ask(0))", "-")
 
 
-def nested(depth: int) -> object:
+def nested() -> object:
+    """Deeper than may be gone, however deep that is by now."""
     inner: object = 1
-    for _ in range(depth):
+    for _ in range(sys.getrecursionlimit()):
         inner = [inner]
     return inner
 
@@ -115,13 +117,13 @@ class Unlike:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [lambda text: True, nested(900), Unlike()],
+    "make",
+    [lambda: lambda text: True, nested, Unlike],
     ids=["nameless", "too deep", "unreadable"],
 )
-async def test_what_cannot_be_pickled_costs_its_own_sample_alone(value: object):
+async def test_what_cannot_be_pickled_costs_its_own_sample_alone(make: Callable[[], object]):
     pool = RewardPoolConfig().build()
-    odd = RewardInput(prompt="", response="4", answer="4", fields={"check": value})
+    odd = RewardInput(prompt="", response="4", answer="4", fields={"check": make()})
     outcomes = await asyncio.gather(*(scored(pool, one) for one in [RIGHT, odd, RIGHT, RIGHT]))
     assert [isinstance(outcome, Scored) for outcome in outcomes] == [True, False, True, True]
     assert isinstance(outcomes[1], Failure)
