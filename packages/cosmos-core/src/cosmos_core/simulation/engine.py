@@ -87,40 +87,30 @@ class SimulatedRollout:
         self._pause: Activity | None = None
         self._turn = 0
         self._order = 0
-        self._life = 0
-        self._is_gone = False
 
     def begin(self) -> None:
         """Say that it is there, without weights or work."""
-        self._since, self._is_gone = self._world.now, False
         slots = self._system.slots
         self._world.send(
             ReplicaJoined(replica=self.name, role="rollout", slots=slots, version=self._version)
         )
 
-    def die(self) -> None:
-        """Lose everything at once: weights, what runs or waits, and what was not reported."""
+    def end(self) -> None:
+        """Account for the time until now; nothing that it had begun will happen."""
         self._catch_up()
-        self._version, self._pause, self._is_gone = -1, None, True
-        self._life += 1
-        self._turn += 1
-        for kept in (self._queue, self._away, self._running, self._held, self._missing):
-            kept.clear()
 
     def obey(self, command: Command) -> None:
-        """Take a command in, unless nobody is there."""
-        if self._is_gone:
-            return
+        """Take a command in."""
         match command:
             case Generate():
                 self._start(command)
             case CancelGroup():
                 self._cancel((command.group, command.attempt))
             case LoadVersion() if self._system.push == "staged":
-                self._later(self._system.push_s, lambda: self._swap(command))
+                self._world.after(self._system.push_s, lambda: self._swap(command))
             case LoadVersion():
                 self._stand("paused_for_weights")
-                self._later(self._system.push_s, lambda: self._swap(command))
+                self._world.after(self._system.push_s, lambda: self._swap(command))
             case _:
                 pass
 
@@ -163,7 +153,7 @@ class SimulatedRollout:
         """Hand a sample to its environment until the next turn; its place in the batch is free."""
         self._away.add(sample)
         wait_s = self._system.answer_s(sample.attempt[0].ordinal, sample.num_tokens)
-        self._later(wait_s, lambda: self._come_back(sample))
+        self._world.after(wait_s, lambda: self._come_back(sample))
 
     def _come_back(self, sample: _Sample) -> None:
         if sample in self._away:  # and not given up meanwhile
@@ -187,7 +177,7 @@ class SimulatedRollout:
         self._missing[attempt] -= 1
         if not self._missing[attempt]:
             del self._missing[attempt]
-            self._later(self._system.score_s, lambda: self._report(attempt))
+            self._world.after(self._system.score_s, lambda: self._report(attempt))
 
     def _report(self, attempt: _Attempt) -> None:
         self._catch_up()
@@ -203,7 +193,7 @@ class SimulatedRollout:
 
     def _swap(self, load: LoadVersion) -> None:
         self._stand("swap")
-        self._later(self._system.swap_s, lambda: self._swapped(load))
+        self._world.after(self._system.swap_s, lambda: self._swapped(load))
 
     def _swapped(self, load: LoadVersion) -> None:
         self._catch_up()
@@ -224,11 +214,6 @@ class SimulatedRollout:
         self._turn += 1
 
     # ---------------------------------------------------------------- time
-
-    def _later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Do something later if it lives on until then."""
-        life = self._life
-        self._world.after(seconds, lambda: call() if life == self._life else None)
 
     def _activity(self) -> Activity:
         if self._pause is not None:
@@ -280,4 +265,4 @@ class SimulatedRollout:
             steps = max(0.0, self._running[0].end - self._counter)
             turn = self._turn
             wait_s = steps * self._system.speed.step_s(len(self._running))
-            self._later(wait_s, lambda: self._finish(turn))
+            self._world.after(wait_s, lambda: self._finish(turn))

@@ -22,22 +22,23 @@ class SimulatedLearner:
         name: of the replica.
         system: how long it takes.
         world: clock, messages and log.
+        saved: version and lineage of the checkpoint that it goes on from.
+
+    Attributes:
+        saved: those of its newest checkpoint.
     """
 
-    def __init__(self, name: str, system: SystemConfig, world: World) -> None:
+    def __init__(
+        self, name: str, system: SystemConfig, world: World, saved: tuple[int, int] = (0, 0)
+    ) -> None:
         self.name = name
         self._system = system
         self._world = world
         self._free_s = world.now
-        self._version = self._lineage = 0
-        self._saved = (0, 0)
-        self._life = 0
-        self._is_gone = False
+        self._version, self._lineage = self.saved = saved
 
     def begin(self) -> None:
-        """Say that it is there, and with which weights: those of its last checkpoint."""
-        self._free_s, self._is_gone = self._world.now, False
-        self._version, self._lineage = self._saved
+        """Say that it is there, and with which weights."""
         self._world.send(
             ReplicaJoined(
                 replica=self.name,
@@ -49,15 +50,8 @@ class SimulatedLearner:
         )
         self._publish()
 
-    def die(self) -> None:
-        """Lose the step in hand, and all since the last checkpoint."""
-        self._life += 1
-        self._is_gone = True
-
     def obey(self, command: Command) -> None:
-        """Take a command in, unless nobody is there."""
-        if self._is_gone:
-            return
+        """Take a command in."""
         match command:
             case Train() if len(command.line) >= self._lineage and command.step >= self._version:
                 self._lineage = len(command.line)
@@ -78,10 +72,8 @@ class SimulatedLearner:
         self._note("fwd_bwd", begin, trained, train.step)
         self._note("push_exposed", trained, done + blocked, train.step + 1)
         self._free_s = done + blocked
-        taken, life = step_taken(train, begin, done), self._life
-        self._world.after(
-            done - self._world.now, lambda: self._done(train, taken) if life == self._life else None
-        )
+        taken = step_taken(train, begin, done)
+        self._world.after(done - self._world.now, lambda: self._done(train, taken))
 
     def _done(self, train: Train, taken: StepTaken) -> None:
         self._world.record(taken)
@@ -89,7 +81,7 @@ class SimulatedLearner:
         self._world.send(StepFinished(replica=name, step=taken.step, lineage=self._lineage))
         self._publish()
         if train.cut:  # checkpoints take no time
-            self._saved = (self._version, self._lineage)
+            self.saved = (self._version, self._lineage)
             self._world.send(
                 CheckpointSaved(replica=name, step=taken.step, path="there", lineage=self._lineage)
             )

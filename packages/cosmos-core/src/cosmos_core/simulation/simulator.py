@@ -12,8 +12,8 @@ import msgspec
 
 from cosmos_core.control import Controller, ControllerConfig
 from cosmos_core.errors import CosmosError
-from cosmos_core.messages import Event, ReplicaLeft
-from cosmos_core.simulation.engine import SimulatedRollout
+from cosmos_core.messages import Command, Event, ReplicaLeft
+from cosmos_core.simulation.engine import SimulatedRollout, World
 from cosmos_core.simulation.learner import SimulatedLearner
 from cosmos_core.simulation.log import LogRecord, QueueDepths, Span
 from cosmos_core.simulation.workload import CONTROLLER, POLICY, Outage, SystemConfig
@@ -42,6 +42,22 @@ def simulate(
     return _Simulation(config, system).run(steps, seconds)
 
 
+class _Seat:
+    """The world of one replica, in which nothing happens any more once it has left."""
+
+    def __init__(self, world: World) -> None:
+        self.is_left = False
+        self._world = world
+        self.send, self.record = world.send, world.record
+
+    @property
+    def now(self) -> float:
+        return self._world.now
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._world.after(seconds, lambda: None if self.is_left else call())
+
+
 class _Simulation:
     """Clock, messages and log of one simulation; see `World`."""
 
@@ -54,15 +70,12 @@ class _Simulation:
         self._log: list[LogRecord] = []
         self._next_depths_s = 0.0
         self._controlled_from_s = 0.0
-        self._replicas: dict[str, SimulatedRollout | SimulatedLearner] = {
-            POLICY: SimulatedLearner(POLICY, system, self)
-        }
-        for name in system.rollout_names:
-            self._replicas[name] = SimulatedRollout(name, system, self)
+        self._saved = (0, 0)
+        self._present: dict[str, tuple[SimulatedRollout | SimulatedLearner, _Seat]] = {}
 
     def run(self, steps: int, seconds: float) -> list[LogRecord]:
-        for replica in self._replicas.values():
-            replica.begin()
+        for name in (POLICY, *self._system.rollout_names):
+            self._begin(name)
         for outage in self._system.outages:
             self.after(outage.at_s, partial(self._kill, outage))
         while self._controller.state.step < steps and self.now < seconds:
@@ -93,11 +106,29 @@ class _Simulation:
         if name == CONTROLLER:
             self._controlled_from_s = self.now + outage.away_s
             return
-        replica = self._replicas[name]
-        replica.die()
+        replica, seat = self._present.pop(name)
+        if isinstance(replica, SimulatedLearner):
+            self._saved = replica.saved
+        else:
+            replica.end()
+        seat.is_left = True
         self._log = list(_until_death(self._log, name, self.now))
         self.send(ReplicaLeft(replica=name, reason="killed"))
-        self.after(outage.away_s, replica.begin)
+        self.after(outage.away_s, partial(self._begin, name))
+
+    def _begin(self, name: str) -> None:
+        """Have a replica begin; one that was there before is another now."""
+        seat = _Seat(self)
+        if name == POLICY:
+            replica = SimulatedLearner(name, self._system, seat, self._saved)
+        else:
+            replica = SimulatedRollout(name, self._system, seat)
+        self._present[name] = replica, seat
+        replica.begin()
+
+    def _deliver(self, name: str, command: Command) -> None:
+        if name in self._present:
+            self._present[name][0].obey(command)
 
     def _tell(self, event: Event) -> None:
         if self.now < self._controlled_from_s:  # it waits for whoever controls next
@@ -108,7 +139,7 @@ class _Simulation:
         controller.take_garbage()
         controller.take_stats()
         for name, command in commands:
-            self.after(self._system.message_s, partial(self._replicas[name].obey, command))
+            self.after(self._system.message_s, partial(self._deliver, name, command))
 
     def _note_depths(self, until_s: float) -> None:
         """Note the queues at regular times, in which nothing happened since ``now``."""
