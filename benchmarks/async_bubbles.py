@@ -22,7 +22,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ from cosmos_core.config import config_to_json
 from cosmos_core.messages import StopRequested
 from cosmos_core.rundir import RunDirectory
 from cosmos_core.simulation import (
+    CONTROLLER,
+    POLICY,
     LogRecord,
     QueueDepths,
     figures_of,
@@ -53,7 +55,6 @@ from cosmos_core.simulation import (
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-POLICY = "policy-0"
 _CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{{ eos_token }}{% endfor %}"
 _POLL_S = 0.25
 _START_S = 120.0
@@ -151,14 +152,9 @@ async def run_arm(
 ) -> list[LogRecord]:
     """Run an arm for so long after its first steps; return the log of everybody."""
     path = place.out / "runs" / name
-    shutil.rmtree(path, ignore_errors=True)
-    recipe = recipe_of(arm, place)
-    with RunDirectory.create(path, config_json=recipe, now_s=time.time()) as run:
-        write_control(run, arm.control, b"")
-        write_address(run, place.redis_url, uuid.uuid4().hex)
-        namespace = (path / "namespace").read_text()
-        job = Job(run_dir=str(path), files_dir=str(place.files), recipe=recipe, system=arm.system)
+    with opened_run(arm, place, path) as job:
         busy = workers[: 1 + arm.system.rollouts]
+        namespace = (path / "namespace").read_text()
         async with _controller(path), await Bus.connect(place.redis_url, namespace) as bus:
             for worker in busy:
                 worker.give(job)
@@ -167,6 +163,22 @@ async def run_arm(
             for worker in busy:
                 await worker.until("done", _STOP_S)
     write_log(path / "spans" / "controller.jsonl", depths)
+    return log_of(path)
+
+
+@contextlib.contextmanager
+def opened_run(arm: Arm, place: Place, path: Path) -> Generator[Job]:
+    """Make a run's directory anew, with all that is read there; yield what workers are told."""
+    shutil.rmtree(path, ignore_errors=True)
+    recipe = recipe_of(arm, place)
+    with RunDirectory.create(path, config_json=recipe, now_s=time.time()) as run:
+        write_control(run, arm.control, b"")
+        write_address(run, place.redis_url, uuid.uuid4().hex)
+        yield Job(run_dir=str(path), files_dir=str(place.files), recipe=recipe, system=arm.system)
+
+
+def log_of(path: Path) -> list[LogRecord]:
+    """Return what everybody wrote of a run."""
     return read_log(sorted((path / "spans").iterdir()))
 
 
@@ -176,11 +188,16 @@ def recipe_of(arm: Arm, place: Place) -> str:
     return config_to_json(replace(place.recipe, rollout=rollout))
 
 
+async def start_controller(path: Path) -> asyncio.subprocess.Process:
+    """Start the controller of a run; it need not wait for the lease of one before it."""
+    command = (sys.executable, "-m", "cosmos_app", "controller", str(path), "--name", CONTROLLER)
+    with (path / "controller.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+
+
 @contextlib.asynccontextmanager
 async def _controller(path: Path) -> AsyncGenerator[None]:
-    command = (sys.executable, "-m", "cosmos_app", "controller", str(path))
-    with (path / "controller.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+    process = await start_controller(path)
     try:
         yield
         await asyncio.wait_for(process.wait(), _STOP_S)

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import json
 import random
-import shutil
 import statistics
 import sys
 import time
@@ -29,17 +28,29 @@ from typing import Any
 
 import msgspec
 from async_arms import DEFAULT, Arm, Job, arms
-from async_bubbles import POLICY, ROOT, Place, Worker, make_place, recipe_of
+from async_bubbles import (
+    ROOT,
+    Place,
+    Worker,
+    log_of,
+    make_place,
+    opened_run,
+    start_controller,
+)
 from async_paced import GROUPS
 from measure import end_on_sigterm
 
-from cosmos_app.control_files import write_address, write_control
 from cosmos_core.bus import Bus, RedisServer
 from cosmos_core.messages import ReplicaLeft, StopRequested
-from cosmos_core.rundir import RunDirectory
-from cosmos_core.simulation import LogRecord, Outage, StepTaken, read_log, simulate
+from cosmos_core.simulation import (
+    CONTROLLER,
+    POLICY,
+    LogRecord,
+    Outage,
+    StepTaken,
+    simulate,
+)
 
-CONTROLLER = "controller"
 VICTIMS: Mapping[str, tuple[str, ...]] = {
     "nobody": (),
     "rollout": ("rollout-0", "rollout-1"),
@@ -178,17 +189,8 @@ class Run:
 
     async def finish(self, kills: Sequence[Kill], steps: int) -> Mapping[str, Any]:
         """Take so many steps, with these kills; return the last status."""
-        recipe = recipe_of(self._arm, self._place)
-        with RunDirectory.create(self._path, config_json=recipe, now_s=time.time()) as run:
-            write_control(run, self._arm.control, b"")
-            write_address(run, self._place.redis_url, uuid.uuid4().hex)
+        with opened_run(self._arm, self._place, self._path) as job:
             namespace = (self._path / "namespace").read_text()
-            job = Job(
-                run_dir=str(self._path),
-                files_dir=str(self._place.files),
-                recipe=recipe,
-                system=self._arm.system,
-            )
             try:
                 async with await Bus.connect(self._place.redis_url, namespace) as bus:
                     await self._begin(job)
@@ -202,7 +204,7 @@ class Run:
                     await self._controller.wait()
 
     async def _begin(self, job: Job) -> None:
-        await self._start_controller()
+        self._controller = await start_controller(self._path)
         for name in (POLICY, *self._arm.system.rollout_names):
             self._replace(name, job)
 
@@ -215,7 +217,7 @@ class Run:
                 assert self._controller is not None
                 self._controller.kill()
                 await self._controller.wait()
-                await self._start_controller()
+                self._controller = await start_controller(self._path)
             else:
                 await self._workers[kill.name].kill()
                 await bus.send_event(ReplicaLeft(replica=kill.name, reason="signal 9 (SIGKILL)"))
@@ -232,21 +234,6 @@ class Run:
     def _replace(self, name: str, job: Job) -> None:
         worker = self._workers[name] = self._crew.take(name)
         worker.give(job)
-
-    async def _start_controller(self) -> None:
-        command = (
-            sys.executable,
-            "-m",
-            "cosmos_app",
-            "controller",
-            str(self._path),
-            "--name",
-            "main",
-        )
-        with (self._path / "controller.log").open("ab") as log:
-            self._controller = await asyncio.create_subprocess_exec(
-                *command, stdout=log, stderr=log
-            )
 
 
 async def _until_step(bus: Bus, step: int) -> None:
@@ -308,9 +295,8 @@ async def _measure_one(
     names = (POLICY, *arm.system.rollout_names)
     await crew.prepare({name: 1 + sum(kill.name == name for kill in kills) for name in names})
     path = place.out / "runs" / f"{victim}-{seed}"
-    shutil.rmtree(path, ignore_errors=True)
     status = await Run(arm, place, crew, path).finish(kills, steps)
-    ends = step_ends(read_log(sorted((path / "spans").iterdir())))
+    ends = step_ends(log_of(path))
     seconds = {
         "run_s": seconds_of(ends, steps),
         "simulated_s": simulated_seconds(arm, victim, kills, steps),

@@ -1,24 +1,16 @@
 """The bubble benchmark in its smallest form: real processes around a paced engine and learner."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from forked_runs import preloader
+from measured_benchmarks import measured
 
-from cosmos_app.fork_orders import PRELOADER
-
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_real_runs_keep_the_bound_and_give_what_their_simulation_gives(tmp_path: Path) -> None:
     """Times are not asserted, the machine may be busy; everything else holds at any speed."""
-    done, results = measured(tmp_path)
+    done, results = measured("async_bubbles.py", tmp_path)
     synchronous, default = results
     assert [synchronous["arm"], default["arm"]] == ["sync, disaggregated", "depth 2, bound 4"]
     for result, bound in ((synchronous, 0), (default, 4)):
@@ -35,7 +27,7 @@ def test_real_runs_keep_the_bound_and_give_what_their_simulation_gives(tmp_path:
 
 def test_a_real_run_with_an_environment_waits_for_it_as_its_simulation_does(tmp_path: Path) -> None:
     """An answer takes a second, so that engines with 24 samples wait for some of their time."""
-    done, (result,) = measured(tmp_path, "--environment-latency", "1")
+    done, (result,) = measured("async_bubbles.py", tmp_path, "--environment-latency", "1")
     assert result["arm"] == "depth 2, bound 4, environment 1 s"
     real, predicted = result["real"], result["predicted"]
     assert real["steps"] >= 2
@@ -44,19 +36,3 @@ def test_a_real_run_with_an_environment_waits_for_it_as_its_simulation_does(tmp_
     assert real["step_s"] > 1.5 * result["bound_s"]
     assert min(real["environment_wait"], predicted["environment_wait"]) > 0.02
     assert "| waits for the environment |" in done
-
-
-def measured(folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
-    """Run the benchmark in its smallest form; return what it printed and its numbers."""
-    numbers = folder / "numbers.json"
-    script = ROOT / "benchmarks" / "async_bubbles.py"
-    options = ["--quick", "--out", str(folder / "out"), "--json", str(numbers), *arguments]
-    done = subprocess.run(
-        [sys.executable, str(script), *options],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", PRELOADER: preloader()},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, json.loads(numbers.read_text())

@@ -14,6 +14,8 @@ from cosmos_core.simulation.log import (
 )
 from cosmos_core.simulation.simulator import SimulationError, simulate
 from cosmos_core.simulation.workload import (
+    CONTROLLER,
+    POLICY,
     EngineSpeed,
     LengthConfig,
     Outage,
@@ -23,6 +25,8 @@ from cosmos_core.simulation.workload import (
 )
 
 __all__ = [
+    "CONTROLLER",
+    "POLICY",
     "Activity",
     "Capacity",
     "EngineSpeed",
