@@ -1,6 +1,6 @@
 """The script for SLURM, as it is rendered, runs over several machines: ranks, weights, messages.
 
-The machines are network namespaces; SLURM's own commands are programs that start tasks in them.
+The machines are network namespaces; SLURM is the real one, its daemons run in them.
 """
 
 import os
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import IPV4, IPV6, why_not
+from machines import IPV4, IPV6
 from real_runs import SMALL, SOURCES, SUMS, Run, assert_balanced
-from slurm import Slurm, slurm
+from slurm import Slurm, slurm, why_not
 
 from cosmos_app.event_log import read_events
 
@@ -113,6 +113,27 @@ def test_a_job_goes_on_without_a_rollout_and_starts_again_without_a_policy(
     joined = [e for e in read_events(output / "events.jsonl") if e["type"] == "ReplicaJoined"]
     assert sum(e["replica"] == "policy-0" for e in joined) >= 2
     assert_carried(cluster, output, NUM_STEPS)
+
+
+@pytest.mark.parametrize("cluster", [IPV4], indirect=True)
+def test_a_job_that_is_asked_to_stop_ends_with_a_checkpoint_and_goes_on_when_submitted_again(
+    cluster: Slurm, tmp_path: Path
+) -> None:
+    """Two rollouts share a machine; the name of the run directory is no word of a shell's."""
+    output = tmp_path / "my 100% run"
+    sizes = ("policy.ranks=1", "cluster.gpus_per_node=2", "cluster.directives=['--comment=ours']")
+    script = rendered(output, NUM_STEPS, *sizes)
+    run = Run(output, cluster.sbatch(script, environment()))
+    run.wait_for(lambda: run.steps_done() >= 2, _LONG_S)
+    assert "Comment=ours" in cluster.ask("scontrol", "show", "job", "1")
+    cluster.ask("scancel", "--signal=TERM", "--batch", "1")
+    assert run.finish(_LONG_S) == 3, run.logs()
+    done = run.report["steps"]
+    assert 2 <= done < NUM_STEPS
+    assert_balanced(run.report["books"])
+    assert_finishes(Run(output, cluster.sbatch(script, environment())), NUM_STEPS)
+    joined = [e for e in read_events(output / "events.jsonl") if e["type"] == "ReplicaJoined"]
+    assert {e["replica"] for e in joined} == {"policy-0", "rollout-0", "rollout-1"}
 
 
 @pytest.mark.thorough

@@ -1,29 +1,56 @@
-"""A small SLURM on the machines of `machines`: its commands as programs, started from this file.
+"""A small SLURM on the machines of `machines`: its own daemons, one `slurmd` in each.
 
-``srun`` starts the tasks of a step on their machines with the variables that SLURM sets, hands
-signals on and ends with the highest exit code; ``scontrol show hostnames`` lists the machines.
-Options that are not known here are refused; those about GPUs are dropped.
-
-python slurm.py MACHINES_JSON srun|scontrol ARGUMENTS...
+Machines claim 16 cores, and graphics processors whose device files are as good as /dev/null: SLURM
+counts and hands out what it is told of, and hides devices by a variable alone.
 """
 
-import argparse
 import contextlib
-import json
 import os
-import shlex
-import signal
+import shutil
+import stat
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from machines import Machine, machines
+from machines import IPV6, Machine, machines
+from machines import why_not as why_no_machines
 
-_LOOK_S = 0.05
-_KILL_WAIT_S = 30.0  # SLURM's default, from SIGTERM to SIGKILL
+_DAEMONS = ("slurmctld", "slurmd")
+_COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "srun")
+_DEADLINE_S = 60.0
+_LOOK_S = 0.1
+_NUM_CORES = 16
+_NUM_GPUS = 8
+_LIKE_NULL = os.makedev(1, 3)
+_CONFIGURATION = """\
+ClusterName=cosmos
+SlurmctldHost={head.name}({head.address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdParameters=config_overrides
+{addresses}
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/affinity
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+GresTypes=gpu
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
 
 
 @dataclass(kw_only=True)
@@ -31,155 +58,125 @@ class Slurm:
     """A cluster of machines.
 
     Attributes:
-        machines: of it; scripts run on the first one.
-        folder: of the commands.
-        jobs: submitted so far.
+        machines: of it; the first one has the controller, and scripts run on it.
+        folder: of its configuration, state and logs.
+        daemons: one controller, and one for each machine.
     """
 
     machines: Sequence[Machine]
     folder: Path
-    jobs: list[subprocess.Popen[str]] = field(default_factory=list)
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def sbatch(self, script: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start a script with an environment and the log that it asks for.
+        """Submit a script with an environment; who waits for it ends with the job's exit code."""
+        return subprocess.Popen(
+            self.machines[0].command("sbatch", "--wait", str(script)),
+            cwd=script.parent,
+            env={**environment, **self._known},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
-        Raises:
-            ValueError: if it asks for more or fewer machines than there are.
-        """
-        asked = _directives(script)
-        if int(asked["nodes"]) != len(self.machines):
-            raise ValueError(f"{script} asks for {asked['nodes']} of {len(self.machines)} machines")
-        number = str(len(self.jobs) + 1)
-        of_itself = {"PROCID": "0", "NODEID": "0", "LOCALID": "0", "NTASKS": "1"}
-        given = {
-            **environment,
-            "PATH": f"{self.folder}:{environment['PATH']}",
-            "SLURM_JOB_ID": number,
-            "SLURM_JOB_NODELIST": _node_list(self.machines),
-            **{f"SLURM_{name}": value for name, value in of_itself.items()},
-        }
-        with Path(asked["output"].replace("%j", number)).open("wb") as log:
-            job = subprocess.Popen(
-                self.machines[0].command("bash", str(script)),
-                cwd=script.parent,
-                env=given,
+    def start(self) -> None:
+        """Start the daemons and wait until each machine is ready for jobs."""
+        head = self.machines[0]
+        self._daemon(head, "slurmctld", "-D")
+        for machine in self.machines:
+            (self.folder / f"spool-{machine.name}").mkdir()
+            self._daemon(machine, "slurmd", "-D", "-N", machine.name)
+        wanted = f"idle {len(self.machines)}"
+        deadline = time.monotonic() + _DEADLINE_S
+        while (said := self.ask("sinfo", "--noheader", "--format=%T %D")) != wanted:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"SLURM has {said} after {_DEADLINE_S:g} s:\n{self._logs()}")
+            time.sleep(_LOOK_S)
+
+    def stop(self) -> None:
+        """End jobs and daemons."""
+        with contextlib.suppress(subprocess.SubprocessError):
+            self.ask("scancel", "--full", "--signal=KILL", "--user=root")
+        for daemon in self.daemons:
+            daemon.kill()
+            daemon.wait(timeout=_DEADLINE_S)
+
+    def ask(self, *command: str) -> str:
+        """Return what a command of SLURM's says, on the first machine."""
+        done = subprocess.run(
+            self.machines[0].command(*command),
+            env={**os.environ, **self._known},
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+            check=False,
+        )
+        return done.stdout.strip() or done.stderr.strip()
+
+    @property
+    def _known(self) -> dict[str, str]:
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def _daemon(self, machine: Machine, *command: str) -> None:
+        with (self.folder / f"{command[0]}-{machine.name}.log").open("wb") as log:
+            started = subprocess.Popen(
+                machine.command(*command),
+                env={**os.environ, **self._known},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                text=True,
-                start_new_session=True,
             )
-        self.jobs.append(job)
-        return job
+        self.daemons.append(started)
+
+    def _logs(self) -> str:
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
+
+
+def why_not() -> str:
+    """Say what is missing for a cluster here; nothing if nothing is."""
+    missing = [tool for tool in (*_DAEMONS, *_COMMANDS) if shutil.which(tool) is None]
+    if missing:
+        return f"SLURM's {missing[0]} is not here: scripts/install_slurm.sh"
+    return why_no_machines()
 
 
 @contextlib.contextmanager
 def slurm(count: int, folder: Path, network: str) -> Generator[Slurm]:
-    """Make a cluster of so many machines, whose commands are written into a new directory.
+    """Make a cluster of so many machines, which keeps its files in a new directory.
 
     Args:
         count: how many.
-        folder: for the commands.
+        folder: of its files.
         network: beginning of the machines' addresses.
     """
-    folder.mkdir()
-    known = folder / "machines.json"
+    (folder / "state").mkdir(parents=True)
     with machines(count, network=network) as made:
-        known.write_text(json.dumps([asdict(machine) for machine in made]))
-        for name in _COMMANDS:
-            words = [sys.executable, "-E", str(Path(__file__).resolve()), str(known), name]
-            (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-            (folder / name).chmod(0o755)
+        _configure(folder, made, network)
         cluster = Slurm(machines=made, folder=folder)
         try:
+            cluster.start()
             yield cluster
         finally:
-            for job in cluster.jobs:
-                job.kill()
-                job.wait(timeout=_KILL_WAIT_S)
+            cluster.stop()
 
 
-def _node_list(made: Sequence[Machine]) -> str:
-    return f"node[0-{len(made) - 1}]"
-
-
-def _directives(script: Path) -> dict[str, str]:
-    beginning = "#SBATCH --"
-    lines = [line for line in script.read_text().splitlines() if line.startswith(beginning)]
-    return dict(line.removeprefix(beginning).split("=", 1) for line in lines)
-
-
-def _scontrol(made: Sequence[Machine], words: Sequence[str]) -> int:
-    if list(words) != ["show", "hostnames", _node_list(made)]:
-        sys.exit(f"scontrol: asked for {' '.join(words)}")
-    sys.stdout.writelines(f"{machine.name}\n" for machine in made)
-    return 0
-
-
-def _srun(made: Sequence[Machine], words: Sequence[str]) -> int:
-    asked = _asked(words)
-    machines = {machine.name: machine for machine in made}
-    names = asked.nodelist.split(",")
-    if len(names) != asked.nodes or asked.ntasks > asked.nodes * asked.ntasks_per_node:
-        sys.exit(f"srun: {asked.ntasks} tasks do not fit {asked.nodelist}")
-    tasks = [
-        _start(machines[names[index // asked.ntasks_per_node]], index, asked)
-        for index in range(asked.ntasks)
-    ]
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda signum, _: _signal(tasks, signum))
-    return _wait(tasks, is_ended_by_one=bool(asked.kill_on_bad_exit))
-
-
-def _asked(words: Sequence[str]) -> argparse.Namespace:
-    options = argparse.ArgumentParser(prog="srun", allow_abbrev=False)
-    options.add_argument("--overlap", action="store_true", required=True)
-    for name, default in (("nodes", None), ("ntasks", None), ("ntasks-per-node", 1)):
-        options.add_argument(f"--{name}", type=int, default=default, required=default is None)
-    options.add_argument("--nodelist", required=True)
-    options.add_argument("--kill-on-bad-exit", type=int, default=0)
-    for name in ("gpus", "gpus-per-task"):
-        options.add_argument(f"--{name}", type=int)
-    options.add_argument("command", nargs=argparse.REMAINDER)
-    return options.parse_args(words)
-
-
-def _start(machine: Machine, index: int, asked: argparse.Namespace) -> subprocess.Popen[bytes]:
-    place = {
-        "PROCID": index,
-        "NODEID": index // asked.ntasks_per_node,
-        "LOCALID": index % asked.ntasks_per_node,
-        "NTASKS": asked.ntasks,
-    }
-    variables = {f"SLURM_{name}": str(value) for name, value in place.items()}
-    return subprocess.Popen(
-        machine.command(*asked.command), env={**os.environ, **variables}, start_new_session=True
+def _configure(folder: Path, made: Sequence[Machine], network: str) -> None:
+    each = (
+        f"SocketsPerBoard=1 CoresPerSocket={_NUM_CORES} ThreadsPerCore=1 RealMemory=16000 "
+        f"Gres=gpu:{_NUM_GPUS}"
     )
-
-
-def _wait(tasks: Sequence[subprocess.Popen[bytes]], *, is_ended_by_one: bool) -> int:
-    killed_s = float("inf")
-    while any(task.poll() is None for task in tasks):
-        time.sleep(_LOOK_S)
-        if is_ended_by_one and any(task.returncode for task in tasks):
-            _signal(tasks, signal.SIGTERM)
-            killed_s = min(killed_s, time.monotonic() + _KILL_WAIT_S)
-            is_ended_by_one = False
-        if time.monotonic() > killed_s:
-            _signal(tasks, signal.SIGKILL)
-    codes = [task.returncode for task in tasks]
-    return max(code if code >= 0 else 128 - code for code in codes)
-
-
-def _signal(tasks: Sequence[subprocess.Popen[bytes]], signum: int) -> None:
-    for task in tasks:
-        if task.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(task.pid, signum)
-
-
-_COMMANDS = {"srun": _srun, "scontrol": _scontrol}
-
-if __name__ == "__main__":
-    _made = [Machine(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
-    sys.exit(_COMMANDS[sys.argv[2]](_made, sys.argv[3:]))
+    text = _CONFIGURATION.format(
+        head=made[0],
+        folder=folder,
+        addresses="CommunicationParameters=EnableIPv6,DisableIPv4" if network == IPV6 else "",
+        nodes="\n".join(f"NodeName={m.name} NodeAddr={m.address} {each}" for m in made),
+    )
+    (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{_NUM_GPUS - 1}]\n")
+    for index in range(_NUM_GPUS):
+        os.mknod(folder / f"gpu{index}", stat.S_IFCHR | 0o666, _LIKE_NULL)

@@ -20,6 +20,8 @@ class ClusterConfig:
         join_s: how long a replica waits for the run to be there.
         partition: SLURM's; empty for its default.
         account: SLURM's; empty for its default.
+        directives: more options of SLURM's ``sbatch``, each as ``--name=value``. They win over
+            those that are always there, by which machines are taken whole.
         setup: shell line that readies a machine of SLURM's, such as the activation of an
             environment.
         image: container image of Kubernetes' pods, with cosmos-app in it.
@@ -38,6 +40,7 @@ class ClusterConfig:
     join_s: int = 1800
     partition: str = ""
     account: str = ""
+    directives: tuple[str, ...] = ()
     setup: str = ""
     image: str = "cosmos:latest"
     namespace: str = "default"
@@ -47,15 +50,20 @@ class ClusterConfig:
     max_restarts: int = 3
 
     def __post_init__(self) -> None:
-        """Check the counts.
+        """Check counts and directives.
 
         Raises:
-            ValueError: naming what is too small or too large.
+            ValueError: naming what is too small or too large, or is no option of a script.
         """
         for name in ("gpus_per_node", "grace_s", "join_s"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_restarts < 0:
             raise ValueError(f"max_restarts is {self.max_restarts}; it must not be negative")
+        for words in self.directives:
+            if not words.startswith("--") or "\n" in words:
+                raise ValueError(
+                    f"directives have {words!r}; want one option each, as '--qos=long'"
+                )
         if not 1024 <= self.rendezvous_port <= 65000:
             raise ValueError(f"rendezvous_port is {self.rendezvous_port}; want 1024 to 65000")

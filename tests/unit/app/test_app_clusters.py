@@ -80,6 +80,7 @@ def test_machines_are_counted(folder: Path) -> None:
         ("rollout.engine.tensor_parallel=16", "rollout.engine needs 16 GPUs"),
         ("teacher.engine.tensor_parallel=16", "teacher.engine needs 16 GPUs"),
         ("cluster.rendezvous_port=80", "want 1024 to 65000"),
+        ("cluster.directives=['qos=long']", "want one option each, as '--qos=long'"),
     ],
 )
 def test_what_does_not_fit_is_named(override: str, message: str) -> None:

@@ -120,14 +120,18 @@ def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
         "job-name": placement.name,
         "nodes": str(placement.nodes),
         "gpus-per-node": str(cluster.gpus_per_node),
+        "mem": "0",  # all of each machine's
         "time": cluster.time_limit,
         "signal": f"B:TERM@{cluster.grace_s}",
         "output": _log_of(placement),
         "partition": cluster.partition,
         "account": cluster.account,
     }
+    # machines are taken whole: without that a job has one core of each, for one task
+    asked = ["--exclusive", *(f"--{name}={value}" for name, value in directives.items() if value)]
+    asked += cluster.directives
     head = _HEAD.format(
-        directives="\n".join(f"#SBATCH --{name}={v}" for name, v in directives.items() if v),
+        directives="\n".join(f"#SBATCH {words}" for words in asked),
         setup=cluster.setup or ":",
         environment=_exports(),
     )
