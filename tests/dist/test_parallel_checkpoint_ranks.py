@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from process_trees import run_tree
 
-pytest.importorskip("moto", reason="waits for moto[server], an S3 server")
 s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
 
 from s3_server import s3_server  # noqa: E402

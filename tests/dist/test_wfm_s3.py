@@ -8,7 +8,6 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
-pytest.importorskip("moto", reason="waits for moto[server], an S3 server")
 s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
 
 from diffusers import DiffusionPipeline  # noqa: E402

@@ -1,4 +1,4 @@
-"""A real S3-compatible server in a process of its own."""
+"""A server that speaks S3: Swift, which is an object store, or moto's, which plays one."""
 
 import os
 import signal
@@ -9,14 +9,37 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import pytest
+import swift_servers
+
+SERVERS = ("swift", "moto")
 _START_S = 60
 
 
 @contextmanager
-def s3_server(bucket: str) -> Generator[dict[str, str]]:
-    """Start one with an empty bucket; give s3fs's settings for it."""
-    import s3fs
+def s3_server(bucket: str, name: str = "") -> Generator[dict[str, str]]:
+    """Start one with an empty bucket; give s3fs's settings for it.
 
+    Args:
+        bucket: Its name.
+        name: Which of `SERVERS`, for a test that waits for it; Swift if there is one where empty.
+    """
+    s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
+    started = {"swift": _swift, "moto": _moto}
+    with started[name or ("swift" if swift_servers.PYTHON else "moto")]() as found:
+        s3fs.S3FileSystem(**found).mkdir(bucket)
+        yield found
+
+
+@contextmanager
+def _swift() -> Generator[dict[str, str]]:
+    with swift_servers.swift_servers() as servers:
+        yield servers.settings
+
+
+@contextmanager
+def _moto() -> Generator[dict[str, str]]:
+    pytest.importorskip("moto", reason="waits for moto[server], which plays an S3 server")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = subprocess.Popen(
@@ -33,9 +56,7 @@ def s3_server(bucket: str) -> Generator[dict[str, str]]:
                 break
             except OSError:
                 time.sleep(0.1)
-        found = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
-        s3fs.S3FileSystem(**found).mkdir(bucket)
-        yield found
+        yield {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait(10)

@@ -1,10 +1,10 @@
-"""Versions in a real S3-compatible server, in a process of its own."""
+"""Versions in an object store that speaks S3, and in moto's stand-in for one."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from s3_server import s3_server
+from s3_server import SERVERS, s3_server
 
 from cosmos_weightsync import (
     Box,
@@ -19,7 +19,6 @@ from cosmos_weightsync import (
     shards_of,
 )
 
-pytest.importorskip("moto", reason="waits for moto[server], an S3 server")
 s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
 
 WIDTH = 1 << 12
@@ -27,9 +26,9 @@ SEVERAL_PARTS = 1 << 20
 """36 MiB go to S3 in several parts."""
 
 
-@pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, str]]:
-    with s3_server("weights") as found:
+@pytest.fixture(scope="module", params=SERVERS)
+def options(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    with s3_server("weights", request.param) as found:
         yield found
 
 

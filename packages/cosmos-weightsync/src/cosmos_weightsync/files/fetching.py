@@ -21,7 +21,7 @@ from cosmos_weightsync.files.manifests import (
     version_name,
 )
 from cosmos_weightsync.files.reading import BoxReader
-from cosmos_weightsync.files.storage import Storage, open_storage
+from cosmos_weightsync.files.storage import Storage, open_storage, within
 from cosmos_weightsync.files.writing import ChunkSums
 from cosmos_weightsync.layout import Layout, ShardSpec, check_cast
 from cosmos_weightsync.living import check_in_place
@@ -120,7 +120,7 @@ class FileReceiver:
             timeout_s: How long the whole may take.
 
         Raises:
-            DeadlineError: no such version was published in time.
+            DeadlineError: no such version was published in time, or the store did not answer in it.
             CorruptFileError: a file is truncated or missing.
             DigestError: bytes are not what was written.
             PlanError: the version does not hold what is wanted.
@@ -130,15 +130,16 @@ class FileReceiver:
         started, version = time.monotonic(), version_number(version)
         check_in_place(self._targets)
         deadline = Deadline.after(timeout_s)
+        storage = within(self._storage, deadline)
         self._staged = None
         while True:
-            newest = self._await(version, deadline)
+            newest = self._await(storage, version, deadline)
             try:
-                manifest = read_manifest(self._storage, version_name(newest))
-                pieces = self._read(manifest)
+                manifest = read_manifest(storage, version_name(newest))
+                pieces = self._read(storage, manifest)
                 break
             except StorageError:
-                if newest in self.versions():
+                if newest in committed_versions(storage):
                     raise
                 # Retired while it was being read; there is a newer one.
         num_bytes = sum(piece.num_bytes for piece in pieces)
@@ -215,15 +216,15 @@ class FileReceiver:
         self._staged = None
         self._shadow = ()
 
-    def _await(self, version: int, deadline: Deadline) -> int:
+    def _await(self, storage: Storage, version: int, deadline: Deadline) -> int:
         while True:
-            found = self.versions()
+            found = committed_versions(storage)
             if found and found[-1] >= version:
                 return found[-1]
-            what = f"version {version} to be published in {self._storage.url}"
+            what = f"version {version} to be published in {storage.url}"
             time.sleep(min(self._config.poll_s, deadline.remaining(what)))
 
-    def _read(self, manifest: Manifest) -> list[Piece]:
+    def _read(self, storage: Storage, manifest: Manifest) -> list[Piece]:
         offered = manifest.layout()
         wanted = offered.full_specs() if self._wanted is None else self._wanted
         self._make_shadow(offered, wanted)
@@ -235,7 +236,7 @@ class FileReceiver:
         for box in manifest.boxes:
             stored.setdefault((box.stored.file, box.stored.spec.name), []).append(box)
         directory = version_name(manifest.version)
-        reader = BoxReader(self._storage, directory, self._config.buffer_bytes)
+        reader = BoxReader(storage, directory, self._config.buffer_bytes)
 
         def read(piece: Piece) -> int:
             source = next(

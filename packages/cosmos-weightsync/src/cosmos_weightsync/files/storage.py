@@ -10,12 +10,15 @@ import importlib
 import os
 import shutil
 from collections.abc import Generator, Iterable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
+from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
     ConfigurationError,
     CorruptFileError,
+    DeadlineError,
     StorageError,
     StorageFullError,
     WeightSyncError,
@@ -28,6 +31,7 @@ __all__ = [
     "Storage",
     "open_storage",
     "translated",
+    "within",
     "write_all",
 ]
 
@@ -228,6 +232,16 @@ class RemoteStorage:
         except (ValueError, TypeError) as error:
             raise ConfigurationError(f"{url}: {error}") from error
         self._prefix = self._url.partition("://")[2]
+        self._deadline: Deadline | None = None
+
+    def within(self, deadline: Deadline) -> "RemoteStorage":
+        """The same, whose questions end with the deadline if the driver can end them.
+
+        Without one the driver says when to give up: s3fs asks 25 times, for 15 s each.
+        """
+        bound = copy(self)
+        bound._deadline = deadline
+        return bound
 
     @property
     def url(self) -> str:
@@ -244,7 +258,7 @@ class RemoteStorage:
         target = self._at(directory)
         with driven(f"{self._url}/{directory}"):
             try:
-                found = self._system.ls(target, detail=False)
+                found = self._ask(directory, "ls", target, detail=False)
             except FileNotFoundError:
                 return []
         own = target.rstrip("/")
@@ -255,7 +269,7 @@ class RemoteStorage:
         """Bytes of an object."""
         with driven(f"{self._url}/{path}"):
             try:
-                found = self._system.info(self._at(path))
+                found = self._ask(path, "info", self._at(path))
             except FileNotFoundError:
                 return None
         return int(found["size"]) if found["type"] == "file" else None
@@ -264,7 +278,8 @@ class RemoteStorage:
         """One range request."""
         file = f"{self._url}/{path}"
         with driven(file):
-            data = self._system.cat_file(self._at(path), start=offset, end=offset + len(view))
+            end = offset + len(view)
+            data = self._ask(path, "cat_file", self._at(path), start=offset, end=end)
         if len(data) != len(view):
             raise CorruptFileError(
                 f"{file}: ends before byte {offset + len(view)}: it was truncated"
@@ -280,10 +295,10 @@ class RemoteStorage:
                     view = memoryview(part).cast("B")
                     for low in range(0, len(view), 16 << 20):
                         handle.write(view[low : low + (16 << 20)])
-            except BaseException:
-                handle.discard()
+                handle.close()
+            except BaseException as error:
+                self._discard(path, handle, error)
                 raise
-            handle.close()
 
     def rename(self, source: str, target: str) -> None:
         """Not to be had."""
@@ -296,6 +311,29 @@ class RemoteStorage:
 
     def _at(self, path: str) -> str:
         return f"{self._prefix}/{path}".rstrip("/")
+
+    def _ask(self, path: str, method: str, *arguments: Any, **more: Any) -> Any:
+        """Have the driver do it, in the time there is where it can be told."""
+        ask = getattr(self._system, method)
+        if self._deadline is None or not getattr(self._system, "async_impl", False):
+            return ask(*arguments, **more)
+        left = self._deadline.remaining(f"{self._url}/{path}")
+        try:
+            return ask(*arguments, timeout=left, **more)
+        except TimeoutError as error:
+            raise DeadlineError(f"{self._url}/{path}: the store did not answer in time") from error
+
+    def _discard(self, path: str, handle: Any, error: BaseException) -> None:
+        """Have the driver forget what it was given of a file, also when the store is gone."""
+        try:
+            with driven(f"{self._url}/{path}"):
+                handle.discard()
+        except StorageError as worse:
+            error.add_note(f"parts of it may stay in the store, unseen: {worse}")
+        finally:
+            with contextlib.suppress(AttributeError):  # fsspec's memory: it has nothing left.
+                # Or it writes the rest when it is collected, over what is there by then.
+                handle.closed = True
 
 
 def open_storage(
@@ -318,3 +356,11 @@ def open_storage(
     if text.startswith("file://"):
         return LocalStorage(Path(text.removeprefix("file://")))
     return RemoteStorage(text, options or {})
+
+
+def within(storage: Storage, deadline: Deadline) -> Storage:
+    """The same storage, whose questions end with the deadline where it can be told of one.
+
+    A directory is not: whoever waits for its file system cannot be interrupted.
+    """
+    return storage.within(deadline) if isinstance(storage, RemoteStorage) else storage
