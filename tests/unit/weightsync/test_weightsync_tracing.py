@@ -178,6 +178,62 @@ def transform(parameter: Tensor, given: Tensor, other: Tensor) -> None:
     parameter.data.copy_(torch.exp(parameter.data))
 
 
+def read_first(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data[0] = given[0, 0].item()
+
+
+def read_all(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data[:12].copy_(torch.tensor(given.tolist()))
+
+
+def leave_torch(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data[:12].copy_(torch.from_numpy(given.numpy() + 1))
+
+
+def mask(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data[:6].copy_(given[torch.arange(12) % 2 == 0])
+
+
+def write_bits(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data[:12].view(torch.int32).copy_(given.view(torch.int32))
+
+
+def write_rows(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data.index_copy_(0, torch.arange(12), given)
+
+
+def write_out(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    torch.mul(given, 2, out=parameter.data[:12])
+
+
+def write_several(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    torch._foreach_copy_([parameter.data[:12]], [given])
+
+
+def replace_data(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data = torch.cat([given, given])
+
+
+def add_in_place(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data[:12].copy_(given)
+    parameter.data.add_(1)
+
+
+def add_to_a_part(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data[:12].copy_(given)
+    parameter.data[3:5] += 1
+
+
+def add_in_a_buffer(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    buffer = torch.zeros(12, 4)
+    buffer.add_(given)
+    parameter.data[:12].copy_(buffer)
+
+
+def copy_what_is_there(parameter: Tensor, given: Tensor, other: Tensor) -> None:
+    parameter.data[12:].copy_(parameter.data[:12])
+
+
 @pytest.mark.parametrize(
     ("load", "names"),
     [
@@ -187,19 +243,57 @@ def transform(parameter: Tensor, given: Tensor, other: Tensor) -> None:
         (choose, {"given"}),
         (select_by_value, {"given"}),
         (transform, {"given"}),
+        (read_first, {"given"}),
+        (read_all, {"given"}),
+        (leave_torch, {"given"}),
+        (mask, {"given"}),
+        (write_bits, {"given"}),
+        (write_rows, {"given"}),
+        (write_out, {"given"}),
+        (write_several, {"given"}),
+        (replace_data, {"given"}),
+        (add_in_place, {"given"}),
+        (add_to_a_part, {"given"}),
+        (add_in_a_buffer, {"given"}),
+        (copy_what_is_there, {"given"}),
     ],
 )
 def test_what_cannot_be_recorded_is_named_with_the_reason(load, names):
     trace = LoadTrace()
-    parameter = torch.nn.Parameter(torch.empty(24, 4, device="meta"))
+    parameter = torch.nn.Parameter(torch.empty(24, 4, device="meta"), requires_grad=False)
     trace.watch("parameter", parameter)
     with trace, torch.no_grad():
-        given = trace.tensor("given", (12, 4), torch.float32)
-        load(parameter, given, trace.tensor("other", (12, 4), torch.float32))
+        other = trace.tensor("other", (12, 4), torch.float32)
+        load(parameter, trace.tensor("given", (12, 4), torch.float32), other)
     assert set(trace.opaque) == names
     assert all(trace.opaque.values())
     assert not [c for c in trace.copies if isinstance(c, Copy) and c.name not in trace.opaque]
     assert set(trace.opaque_targets) == {"parameter"}
+
+
+@pytest.mark.parametrize(
+    ("load", "value"),
+    [
+        (lambda target: target.zero_(), 0.0),
+        (lambda target: target.fill_(3), 3.0),
+        (lambda target: target.fill_(value=3), 3.0),
+        (lambda target: target.copy_(torch.tensor(3.0), True), 3.0),
+        (lambda target: target.copy_(other=torch.tensor(3.0)), 3.0),
+        (lambda target: target.__setitem__((slice(None),), 3), 3.0),
+    ],
+)
+def test_what_the_loader_writes_by_itself_is_a_constant(load, value):
+    trace = LoadTrace()
+    parameter = torch.nn.Parameter(torch.empty(24, 4, device="meta"), requires_grad=False)
+    trace.watch("parameter", parameter)
+    with trace, torch.no_grad():
+        load(parameter.data[3:])
+        parameter.data.requires_grad_(False).t_()  # Changes no value.
+    (constant,) = trace.copies
+    assert isinstance(constant, Constant)
+    assert float(constant.value) == value
+    assert constant.target == Strided((21, 4), (4, 1), 12)
+    assert not trace.opaque
 
 
 def test_only_the_tensor_that_was_lost_is_opaque():

@@ -32,6 +32,10 @@ from cosmos_weightsync.integrations.operations import (
     VIEWS,
     WRITES,
     Cast,
+    changed_by,
+    function_name,
+    wanted_dtype,
+    written_by,
 )
 from cosmos_weightsync.integrations.regions import Strided
 
@@ -119,7 +123,7 @@ class TracedTensor(Tensor):
     ) -> Any:
         """Follow one operation."""
         kwargs = kwargs or {}
-        if _function_name(func) in ANSWERS:
+        if function_name(func) in ANSWERS:
             with _Unwatched():
                 return func(*args, **kwargs)
         found = _traced_in((*args, *kwargs.values()))
@@ -158,9 +162,11 @@ class LoadTrace(TorchFunctionMode):
         self.opaque_targets: dict[Hashable, set[str]] = {}
         self._watched: dict[int, tuple[Hashable, Tensor]] = {}
         self._detours: set[str] = set()
+        self._current = frozenset[str]()
 
     def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> TracedTensor:
-        """The stand-in for one checkpoint tensor."""
+        """The stand-in for one checkpoint tensor, which is behind what the loader does next."""
+        self._current = frozenset([name])
         return TracedTensor.make(self, name, torch.empty(tuple(shape), dtype=dtype, device="meta"))
 
     def watch(self, key: Hashable, tensor: Tensor) -> None:
@@ -177,7 +183,7 @@ class LoadTrace(TorchFunctionMode):
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Carry out one operation in which traced tensors take part."""
-        name = _function_name(func)
+        name = function_name(func)
         first = args[0] if args else None
         if name in WRITES and isinstance(first, Tensor) and not isinstance(first, TracedTensor):
             source = args[-1] if isinstance(args[-1], TracedTensor) else found[0]
@@ -186,7 +192,8 @@ class LoadTrace(TorchFunctionMode):
         if len(found) == 1 and first is found[0]:
             if name in READS:
                 self._mark(found[0].names, f"{name}() asks for its value")
-                return READS[name]
+                self._detours |= found[0].names
+                return _zeros(found[0]).tolist() if name == "tolist" else READS[name]
             outcome = self._follow_one(func, name, found[0], args[1:], kwargs)
             if outcome is not NotImplemented:
                 return outcome
@@ -204,7 +211,7 @@ class LoadTrace(TorchFunctionMode):
         if name in SAME_VALUES:
             return traced
         if name in CASTS or name in {"to", "type", "type_as"}:
-            dtype = CASTS.get(name) or _wanted_dtype((*rest, *kwargs.values()))
+            dtype = CASTS.get(name) or wanted_dtype((*rest, *kwargs.values()))
             return traced if dtype is None else _cast(traced, Cast(dtype))
         if name == "view" and len(rest) == 1 and isinstance(rest[0], torch.dtype):
             is_same_size = rest[0].itemsize == traced.dtype.itemsize
@@ -226,8 +233,12 @@ class LoadTrace(TorchFunctionMode):
         """An operation that cannot be followed: only the shape of its outcome is right."""
         names = frozenset[str]().union(*(traced.names for traced in found))
         self._mark(names, f"{name} cannot be recorded")
+        changed = [one for one in changed_by(name, args, kwargs) if not _traced_in([one])]
+        if changed:
+            self._lose_changed(changed, names)
+            return changed[0]
         with _Unwatched():
-            outcome = func(*_on_meta(args), **{key: _on_meta(v) for key, v in kwargs.items()})
+            outcome = _outcome(func, args, kwargs)
         if isinstance(outcome, Tensor):
             return TracedTensor.make(self, min(names), outcome, lost=names)
         if isinstance(outcome, tuple | list):
@@ -237,6 +248,7 @@ class LoadTrace(TorchFunctionMode):
                 else part
                 for part in outcome
             )
+        self._detours |= names  # Such as an array, of which nothing more is seen.
         return outcome
 
     def _mark(self, names: frozenset[str], reason: str) -> None:
@@ -254,6 +266,8 @@ class LoadTrace(TorchFunctionMode):
             return
         if _storage(region) != _storage(target) or name == "data=":
             self._mark(source.names, "it is not copied but put in place")
+        if region.dtype != known[1].dtype:
+            self._mark(source.names, f"it is written as {region.dtype} into {known[1].dtype}")
         if source.names.isdisjoint(self.opaque):
             with _Unwatched():
                 view = source.view_of.expand(region.shape)
@@ -278,24 +292,42 @@ class LoadTrace(TorchFunctionMode):
     ) -> Any:
         """Note constants and detours on their way into watched tensors."""
         kwargs = kwargs or {}
-        name = _function_name(func)
-        if name not in WRITES or TracedTensor in types:
+        name = function_name(func)
+        if found := _traced_in((*args, *kwargs.values())):
+            if name == "data=":  # Which torch does not hand on to the traced tensor.
+                return self.follow(func, found, args, kwargs)
             return func(*args, **kwargs)
-        target = args[0] if args and isinstance(args[0], Tensor) else None
-        known = None if target is None else self._watched.get(_storage(target))
-        if target is None or known is None:
+        changed = changed_by(name, args, kwargs)
+        if name in WRITES and args and isinstance(args[0], Tensor):
+            changed = [args[0]]
+        if not any(_storage(one) in self._watched for one in changed):
             return func(*args, **kwargs)
-        value = 0.0 if name == "zero_" else args[-1]
+        if name not in WRITES or not self._is_constant(name, args, kwargs):
+            self._lose_changed(changed, frozenset())
+        return changed[0]
+
+    def _is_constant(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Note what is written into a watched tensor if it is a value of the loader's own."""
+        target, value = args[0], written_by(name, args, kwargs)
+        key, origin = self._watched[_storage(target)]
         with _Unwatched():
             region = target[args[1]] if name == "__setitem__" else target
-        if isinstance(value, Tensor) and (value.is_meta or self._detours):
-            names = frozenset(self._detours) | self._sources_of(known[0])
-            self._mark(names, "its destination is computed from it")
-            self._lose_target(known[0], names)
-            return target
+        is_own = name == "zero_" or not self._detours
+        is_own &= name != "data=" and not (isinstance(value, Tensor) and value.is_meta)
+        if not is_own or region.dtype != origin.dtype or _storage(region) != _storage(target):
+            return False
         copied = value.clone() if isinstance(value, Tensor) else float(value)
-        self.copies.append(Constant(copied, known[0], _strided(region, known[1])))
-        return target
+        self.copies.append(Constant(copied, key, _strided(region, origin)))
+        return True
+
+    def _lose_changed(self, tensors: Sequence[Tensor], names: frozenset[str]) -> None:
+        """Tensors of the loader's own whose new values cannot be followed."""
+        for known in filter(None, (self._watched.get(_storage(one)) for one in tensors)):
+            lost = names | self._detours | self._sources_of(known[0]) | self._current
+            self._mark(lost, "its destination is computed from it")
+            self._lose_target(known[0], lost)
+        if any(_storage(one) not in self._watched for one in tensors):
+            self._detours |= names
 
     def _sources_of(self, key: Hashable) -> frozenset[str]:
         return frozenset(
@@ -311,14 +343,6 @@ def _traced_in(values: Any) -> list[TracedTensor]:
         elif isinstance(value, tuple | list):
             found.extend(_traced_in(value))
     return found
-
-
-def _function_name(func: Callable[..., Any]) -> str:
-    name = getattr(func, "__name__", "")
-    if name in {"__get__", "__set__"}:  # A property: torch.Tensor.T.__get__.
-        of = getattr(getattr(func, "__self__", None), "__name__", name)
-        return of if name == "__get__" else f"{of}="
-    return name
 
 
 def _wrapped(traced: TracedTensor, outcome: Any) -> Any:
@@ -338,24 +362,33 @@ def _cast(traced: TracedTensor, cast: Cast) -> TracedTensor:
     return TracedTensor.make(traced.recorder, traced.label, traced.view_of, casts, traced.lost)
 
 
-def _wanted_dtype(values: Sequence[Any]) -> torch.dtype | None:
-    for value in values:
-        if isinstance(value, torch.dtype):
-            return value
-        if isinstance(value, Tensor):
-            return value.dtype
-    return None
+def _outcome(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What comes of an operation but for the values: on meta tensors, or else on zeros."""
+    with suppress(NotImplementedError, RuntimeError, TypeError):
+        return func(*_with(_meta, args), **{k: _with(_meta, v) for k, v in kwargs.items()})
+    return func(*_with(_zeros, args), **{k: _with(_zeros, v) for k, v in kwargs.items()})
 
 
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, TracedTensor):
-        plain = value.view_of
-        return plain if plain.dtype == value.dtype else torch.empty_like(plain, dtype=value.dtype)
-    if isinstance(value, Tensor):
-        return value.to("meta")
+def _with(stand_in: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Something else for each tensor."""
     if isinstance(value, tuple | list):
-        return type(value)(_on_meta(part) for part in value)
-    return value
+        return type(value)(_with(stand_in, part) for part in value)
+    return stand_in(value) if isinstance(value, Tensor) else value
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, TracedTensor):
+        return tensor.to("meta")
+    plain = tensor.view_of
+    return plain if plain.dtype == tensor.dtype else torch.empty_like(plain, dtype=tensor.dtype)
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    """A single one in memory, in place of a traced tensor."""
+    if not isinstance(tensor, TracedTensor):
+        return tensor
+    with _Unwatched():
+        return torch.zeros((), dtype=tensor.dtype).expand(tensor.view_of.shape)
 
 
 def _storage(tensor: Tensor) -> int:
