@@ -18,7 +18,7 @@ from cosmos_weightsync import (
     plan_transfer,
     simulate,
 )
-from cosmos_weightsync.fluid import Flows, fair_rates
+from cosmos_weightsync.fluid import FairRates, Flows
 
 # Every link moves 100 bytes a second, at once: 10,000 bytes take 100 s.
 LINKS = Links(device=Link(100.0), host=Link(100.0), rail=Link(100.0), network=Link(100.0))
@@ -275,9 +275,40 @@ def test_rates_are_max_min_fair(seed):
         limits=limits,
         latencies=0 * ones,
     )
-    rates = fair_rates(flows, ones > 0, zeros, ones < 0)
+    rates = FairRates(flows).at(ones > 0, zeros, ones < 0)
     expected = fair_by_hand(list(zip(out.tolist(), into.tolist(), limits.tolist(), strict=True)))
     assert rates.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rates_from_moment_to_moment_are_those_worked_out_anew(seed):
+    """Chains of relays over a few ports each: most of what was known stays as it was."""
+    rng = np.random.default_rng(seed)
+    count, per_chain = 60, 6
+    chain, hop = np.divmod(np.arange(count), per_chain)
+    out, into = 3 * chain + hop % 3, 30 + 3 * chain + rng.integers(0, 3, count)
+    speeds = rng.choice([50.0, 100.0, 400.0], count)
+    flows = Flows(
+        nodes=np.arange(count),
+        upstream=np.where(hop > 0, np.arange(count) - 1, -1),
+        sources=chain,
+        receivers=np.arange(count),
+        sizes=np.ones(count),
+        overheads=np.zeros(count),
+        ports=np.stack([out, into, np.full(count, 60)]),
+        weights=np.stack([np.ones(count), np.ones(count), np.zeros(count)]),
+        speeds=speeds,
+        limits=np.where(rng.random(count) < 0.2, 30.0, np.inf),
+        latencies=np.zeros(count),
+    )
+    fed_by, moving = np.maximum(flows.upstream, 0), rng.random(count) < 0.5
+    rates = FairRates(flows)
+    for _ in range(30):
+        moving = moving ^ (rng.random(count) < 0.03)
+        tied = moving & (hop > 0) & (rng.random(count) < 0.8)
+        found, anew = rates.at(moving, fed_by, tied), FairRates(flows).at(moving, fed_by, tied)
+        assert found.tolist() == pytest.approx(anew.tolist(), rel=1e-12)
+        assert not found[~moving].any()
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -6,9 +6,9 @@ and a flow that is slower elsewhere leaves its share to the others (max-min fair
 a relay begins when the relay has one chunk of the stream, stays one chunk behind, and so is never
 faster than the relay is fed until the relay has everything.
 
-A step costs a few passes over the flows that are under way, and a fraction of a percent of the time
-so far counts as the same moment: thousands of steps for any number of flows, where all end at
-different times.
+A step costs a few passes over the flows that are under way, and shares out again only those ports
+that are concerned; a fraction of a percent of the time so far counts as the same moment: thousands
+of steps for any number of flows, where all end at different times.
 """
 
 from dataclasses import dataclass, fields
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.watching import Watch, unwatched
 
-__all__ = ["NO_NODE", "FloatArray", "Flows", "Fluid", "Mask", "fair_rates"]
+__all__ = ["NO_NODE", "FairRates", "FloatArray", "Flows", "Fluid", "Mask"]
 
 FloatArray = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -79,35 +79,81 @@ class Flows:
         return Flows(*(np.concatenate(pair, axis=-1) for pair in pairs))
 
 
-def fair_rates(flows: Flows, moving: Mask, fed_by: IntArray, tied: Mask) -> FloatArray:
-    """Bytes per second of every flow.
+class FairRates:
+    """The rates of the same flows at one moment after the other.
+
+    Flows that have no port in common, nor with others between them, share nothing: those that are
+    concerned by no change since the moment before keep their rates.
 
     Args:
         flows: The flows, with nodes numbered from 0.
-        moving: Which of them have something to move.
-        fed_by: For each flow the node it may not outrun.
-        tied: For which flows this counts.
     """
-    num_ports = int(flows.ports.max(initial=0)) + 1
-    rates = _fill(flows, moving, flows.limits, num_ports)
-    rows = np.flatnonzero(tied)
-    if not len(rows):
-        return rates
-    num_nodes = max(int(flows.nodes.max(initial=0)), int(fed_by[rows].max(initial=0))) + 1
-    caps = flows.limits.copy()
-    for _ in range(3):
-        before = caps[rows]
-        while True:  # A slow relay slows those behind it, one hop a round.
-            held = np.minimum(rates, caps)
-            fed = np.bincount(flows.nodes, weights=held, minlength=num_nodes)[fed_by[rows]]
-            too_fast = held[rows] > fed * (1 + _SLACK)
-            if not too_fast.any():
+
+    def __init__(self, flows: Flows) -> None:
+        self._flows = flows
+        self._num_ports = int(flows.ports.max(initial=0)) + 1
+        self._groups = _connected(flows, self._num_ports)
+        self._filled: list[tuple[Mask, FloatArray, FloatArray]] = []
+
+    def at(self, moving: Mask, fed_by: IntArray, tied: Mask) -> FloatArray:
+        """Bytes per second of every flow.
+
+        Args:
+            moving: Which flows have something to move.
+            fed_by: For each flow the node it may not outrun.
+            tied: For which flows this counts.
+        """
+        flows = self._flows
+        rates = self._fill(0, moving, flows.limits)
+        rows = np.flatnonzero(tied)
+        if not len(rows):
+            return rates
+        num_nodes = max(int(flows.nodes.max(initial=0)), int(fed_by[rows].max(initial=0))) + 1
+        caps = flows.limits.copy()
+        for number in range(1, 4):
+            before = caps[rows]
+            while True:  # A slow relay slows those behind it, one hop a round.
+                held = np.minimum(rates, caps)
+                fed = np.bincount(flows.nodes, weights=held, minlength=num_nodes)[fed_by[rows]]
+                too_fast = held[rows] > fed * (1 + _SLACK)
+                if not too_fast.any():
+                    break
+                caps[rows[too_fast]] = fed[too_fast]
+            if np.array_equal(before, caps[rows]):
                 break
-            caps[rows[too_fast]] = fed[too_fast]
-        if np.array_equal(before, caps[rows]):
-            break
-        rates = _fill(flows, moving, caps, num_ports)
-    return np.minimum(rates, caps)
+            rates = self._fill(number, moving, caps)
+        return np.minimum(rates, caps)
+
+    def _fill(self, number: int, moving: Mask, caps: FloatArray) -> FloatArray:
+        """The rates below these caps, from those that were last worked out under this number."""
+        if number == len(self._filled):
+            rates = _fill(self._flows, moving, caps, self._num_ports)
+            self._filled.append((moving, caps.copy(), rates))
+            return rates
+        moving_before, caps_before, rates = self._filled[number]
+        differs = (moving != moving_before) | (moving & (caps != caps_before))
+        if differs.any():
+            concerned = np.zeros(self._num_ports, dtype=bool)
+            concerned[self._groups[differs]] = True
+            again = concerned[self._groups]
+            fresh = _fill(self._flows, moving & again, caps, self._num_ports)
+            rates = np.where(again, fresh, rates)
+        self._filled[number] = moving, caps.copy(), rates
+        return rates
+
+
+def _connected(flows: Flows, num_ports: int) -> IntArray:
+    """For each flow a number that is the same for all that have ports in common, one by one."""
+    labels = np.arange(num_ports)
+    ports = np.where(flows.weights > 0, flows.ports, flows.ports[0])
+    while True:
+        least = labels[ports].min(axis=0)
+        found = labels.copy()
+        np.minimum.at(found, ports.ravel(), np.tile(least, len(ports)))
+        found = found[found]
+        if np.array_equal(found, labels):
+            return labels[ports[0]]
+        labels = found
 
 
 def _fill(flows: Flows, moving: Mask, caps: FloatArray, num_ports: int) -> FloatArray:
@@ -121,6 +167,9 @@ def _fill(flows: Flows, moving: Mask, caps: FloatArray, num_ports: int) -> Float
     shares = np.zeros(len(moving))
     rows = np.flatnonzero(moving)
     ports, weights = flows.ports[:, rows], flows.weights[:, rows]
+    if ports.size < num_ports:
+        used, ports = np.unique(ports, return_inverse=True)
+        ports, num_ports = ports.reshape(weights.shape), len(used)
     limit = caps[rows] / flows.speeds[rows]
     room = np.ones(num_ports)
     while len(rows):
@@ -222,6 +271,7 @@ class Fluid:
         self._live = Flows(
             self._dense[rows], above, *(getattr(live, item.name) for item in fields(live)[2:])
         )
+        self._rates = FairRates(self._live)
         self._behind = above < len(self._names)
         self._enough = wanted[above] - _HALF
         mine = self._wanted[self._dense[rows]]
@@ -258,7 +308,7 @@ class Fluid:
         with np.errstate(invalid="ignore"):
             ahead = have - self._chunk - done
         tied = moving & ~is_whole & (ahead <= self._chunk * 1e-6)
-        rates = fair_rates(live, moving, live.upstream, tied)
+        rates = self._rates.at(moving, live.upstream, tied)
         inflow = np.bincount(live.nodes, weights=rates, minlength=len(self._fed))
         gain = inflow[live.upstream] * self._scale
         with np.errstate(divide="ignore", invalid="ignore"):
