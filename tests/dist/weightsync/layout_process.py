@@ -41,14 +41,15 @@ def hsdp(_: str) -> tuple[tuple[Shard, ...], dict[str, Tensor]]:
 
 
 def fsdp_tp(_: str) -> tuple[tuple[Shard, ...], dict[str, Tensor]]:
-    """Rows cut by TP and again by FSDP: strided shards."""
+    """Rows cut by TP and again by FSDP, evenly and not: strided shards."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 12))
+    # 10 rows are 5 and 5 by TP, 3 and 2 of each by FSDP; of 2 rows FSDP's second rank has none.
+    model = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 12), nn.Linear(12, 10), nn.Linear(10, 2))
     whole = reference(model)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": ColwiseParallel()})
+    parallelize_module(model, mesh["tp"], {str(i): ColwiseParallel() for i in range(4)})
     fully_shard(model, mesh=mesh["dp"])
     return shards_of(model), whole
 

@@ -47,6 +47,9 @@ def test_fsdp_over_tensor_parallel_rows():
     check_whole(layout, whole)
     starts = [layout.specs_of(rank)[0].box.start[0] for rank in range(4)]
     assert starts == [0, 4, 2, 6]  # TP is the outer cut of the rows, FSDP the inner.
+    rows = [{spec.name: spec.box.shape[0] for spec in layout.specs_of(rank)} for rank in range(4)]
+    assert [held["2.weight"] for held in rows] == [3, 3, 2, 2]
+    assert ["3.weight" in held for held in rows] == [True, True, False, False]
 
 
 @pytest.mark.slow

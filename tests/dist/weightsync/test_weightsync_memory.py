@@ -7,10 +7,10 @@ import pytest
 
 from cosmos_weightsync.sender import standard_transports
 
-MODEL_MIB = 48
-BUCKET_MIB = 4
+MODEL_MIB = 96
+BUCKET_MIB = 16
 SLACK_MIB = 5
-"""Frames, thread stacks, what libraries allocate on the way: far below a tenth of the model."""
+"""Frames, thread stacks, what libraries allocate on the way: far less than another bucket."""
 
 
 BY_MESSAGES = [item.name for item in standard_transports() if not item.capabilities.one_sided]

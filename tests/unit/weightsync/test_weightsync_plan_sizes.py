@@ -20,12 +20,14 @@ from cosmos_weightsync.cuts import cut_layout, parse_cut
 from cosmos_weightsync.plan_sizes import check_fits, plan_size
 
 SHAPE = (4096, 2048)
-MODEL = Layout.from_ranks(
-    [
-        [ShardSpec(f"{i}.{n}", SHAPE, Box.full(SHAPE), "bfloat16") for i in range(3)]
-        for n in ("q_proj", "o_proj")
-    ]
-)
+
+
+def model(num_layers: int) -> Layout:
+    names = [f"{i}.{kind}" for kind in ("q_proj", "o_proj") for i in range(num_layers)]
+    return Layout.from_ranks([[ShardSpec(n, SHAPE, Box.full(SHAPE), "bfloat16") for n in names]])
+
+
+MODEL = model(3)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,30 @@ def test_receivers_of_a_host_that_take_turns_cut_pieces():
     assert plan_transfer(*sides, topology).stats().num_pieces == 6 * 16 * 2 * 8
     assert plan_size(*sides, topology).num_pieces == 6 * 16 * 2 * 8
     assert plan_size(*sides).num_pieces == 6 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers", "gpus_per_host"),
+    [
+        ("fsdp=64", "replicas=100", 8),  # Entries take turns, and each is fed on its rail.
+        ("fsdp=64", "replicas=100", 1),
+        ("fsdp=64", "tp=8,replicas=32", 8),  # Of each slice a host has one.
+        ("fsdp=16,tp=4", "tp=8,replicas=32", 8),
+        ("fsdp=16,replicas=4", "tp=2,replicas=40", 8),
+        ("replicas=16,fsdp=4", "replicas=64", 8),
+        ("fsdp=4", "replicas=100", 4),
+        ("fsdp=64", "tp=8", 8),
+    ],
+)
+def test_edges_are_counted_as_they_come_about_by_passing_on(senders, receivers, gpus_per_host):
+    """A plan that would fit is not refused for edges that it has not: at most twice as many."""
+    deep = model(24)
+    sides = cut_layout(deep, parse_cut(senders)), cut_layout(deep, parse_cut(receivers))
+    ranks = sides[0].num_ranks, sides[1].num_ranks
+    topology = Topology.uniform(*ranks, gpus_per_host=gpus_per_host)
+    size, stats = plan_size(*sides, topology), plan_transfer(*sides, topology).stats()
+    assert size.num_pieces == pytest.approx(stats.num_pieces, rel=0.25)
+    assert 0.8 * stats.num_edges <= size.num_edges <= 2 * stats.num_edges
 
 
 def test_boxes_that_overlap_make_no_more_pieces_than_their_edges_cut():

@@ -1,13 +1,13 @@
 """How large a plan would be, from the counts of boxes and their edges alone, before it is made.
 
 An estimate: exact for cuts into a grid without overlaps, of other cuts rather more than there will
-be. What a machine has is for the caller to say.
+be. Where receivers pass on what they have, each takes it from few others; how many hosts are fed by
+senders is guessed as the plan itself would. What a machine has is for the caller to say.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from cosmos_weightsync.errors import PlanTooLargeError
 from cosmos_weightsync.layout import ITEM_BYTES, Geometry, IntArray, Layout
 from cosmos_weightsync.matching import MAX_CELLS_PER_BOX
 from cosmos_weightsync.planning_routes import SPLIT_BYTES
-from cosmos_weightsync.topology import Topology
+from cosmos_weightsync.shaping import CHUNK_BYTES, Demand, guesses
+from cosmos_weightsync.topology import Sites, Topology
 
 __all__ = ["PlanSize", "check_fits", "plan_size"]
 
@@ -56,46 +57,106 @@ class _Cut:
         starts: Of its distinct boxes.
         stops: Of its distinct boxes.
         copies: How many ranks hold each of them, rounded up.
+        hosts: On how many hosts these are, at most.
+        neighbours: How many of them are on one host, at most.
         volume: Elements of all of them together.
         overlaps: Whether some surely share an element.
+        ranks: Equal for cuts over the same ranks, and only for those.
     """
 
     starts: IntArray
     stops: IntArray
     copies: int
+    hosts: int
+    neighbours: int
     volume: float
     overlaps: bool
+    ranks: bytes
 
     @classmethod
-    def of(cls, geometry: Geometry) -> "_Cut":
+    def of(cls, geometry: Geometry, host_of: IntArray) -> "_Cut":
+        """From the boxes, and on which host each rank is."""
         ndim = len(geometry.shape)
         corners = np.concatenate([geometry.starts, geometry.stops], axis=1)
-        distinct = np.unique(corners, axis=0) if ndim else corners[:1]
+        which = np.zeros(len(corners), dtype=np.int64)
+        distinct = corners[:1]
+        if ndim:
+            distinct, inverse = np.unique(corners, axis=0, return_inverse=True)
+            which = inverse.ravel()
         starts, stops = distinct[:, :ndim], distinct[:, ndim:]
         volume = float(np.prod(stops - starts, axis=1, dtype=np.float64).sum())
         copies = -(-len(corners) // max(len(distinct), 1))
-        return cls(starts, stops, copies, volume, volume > math.prod(geometry.shape))
+        places = which * (int(host_of.max(initial=0)) + 1) + host_of[geometry.ranks]
+        held, neighbours = np.unique(places, return_counts=True)
+        hosts = np.bincount(held // (int(host_of.max(initial=0)) + 1))
+        return cls(
+            starts=starts,
+            stops=stops,
+            copies=copies,
+            hosts=int(hosts.max(initial=0)),
+            neighbours=int(neighbours.max(initial=1)),
+            volume=volume,
+            overlaps=volume > math.prod(geometry.shape),
+            ranks=np.unique(geometry.ranks).tobytes(),
+        )
 
 
 def plan_size(senders: Layout, receivers: Layout, topology: Topology | None = None) -> PlanSize:
     """How large the plan between two layouts would be; tensors that do not fit are left out."""
-    cuts = [_Cut.of(geometry) for geometry in senders.geometries]
-    wants = [_Cut.of(geometry) for geometry in receivers.geometries]
-    most_slots = 1 if topology is None else _most_slots(topology)
-    num_pieces, num_edges = 0, 0
-    num_bytes = (senders.num_ranks + receivers.num_ranks) * _BYTES_PER_RANK
-    for (offered, wanted), items in _pairs_of_cuts(senders, receivers).items():
+    ranks = senders.num_ranks, receivers.num_ranks
+    if topology is None:
+        topology = Topology.separate(*ranks)
+    sites = topology.sites()
+    cuts = [_Cut.of(geometry, sites.hosts) for geometry in senders.geometries]
+    wants = [_Cut.of(geometry, sites.hosts[ranks[0] :]) for geometry in receivers.geometries]
+    if topology.relays == "never":
+        wants = [replace(want, neighbours=1) for want in wants]
+    pairs = _pairs_of_cuts(senders, receivers)
+    feeds = _num_fed(wants, pairs, topology, sites)
+    num_rails = len(np.unique(sites.rails[: ranks[0]]))
+    num_pieces, num_relayed = 0, 0
+    edges: dict[tuple[bytes, bytes], int] = {}  # Cuts over the same ranks have most in common.
+    num_bytes = sum(ranks) * _BYTES_PER_RANK
+    for (offered, wanted), items in pairs.items():
         cut, want = cuts[offered], wants[wanted]
         num_rows = _num_matches(cut, want)
-        ways = max(cut.copies, min(want.copies, most_slots))
+        ways = max(cut.copies, min(want.copies, want.neighbours))
         mean_bytes = want.volume * max(items) / max(num_rows, 1)
-        num_edges += num_rows * want.copies * cut.copies
+        # What one sender alone has goes to the entries on its rail.
+        on_rail = cut.copies == 1 and num_rails >= want.neighbours
+        fed = min(want.copies, feeds * (1 if on_rail else want.neighbours))
+        key = cut.ranks, want.ranks
+        edges[key] = max(edges.get(key, 0), num_rows * fed * cut.copies)
+        if fed < want.copies:  # Each takes it from an entry on its host, or is one itself.
+            num_relayed = max(num_relayed, len(want.starts) * want.copies * want.neighbours)
         num_rows *= max(1, min(ways, int(mean_bytes) // SPLIT_BYTES))
         num_pieces += num_rows * want.copies * len(items)
         num_bytes += num_rows * _BYTES_PER_PIECE + len(want.starts) * _BYTES_PER_GROUP
         num_bytes += num_rows * len(items) * _BYTES_PER_CHOICE if ways > 1 else 0
-    num_edges = min(num_edges, (senders.num_ranks + receivers.num_ranks) * receivers.num_ranks)
+    num_edges = min(sum(edges.values()) + num_relayed, sum(ranks) * ranks[1])
     return PlanSize(num_pieces, num_edges, num_bytes + num_edges * _BYTES_PER_EDGE)
+
+
+def _num_fed(
+    wants: Sequence[_Cut],
+    pairs: dict[tuple[int, int], list[int]],
+    topology: Topology,
+    sites: Sites,
+) -> int:
+    """How many of the hosts that want something are fed by senders; the others are by these."""
+    most_hosts = max((want.hosts for want in wants), default=0)
+    if topology.relays == "never" or most_hosts <= 1:
+        return max((want.copies for want in wants), default=1)
+    cards = sites.cards[: len(topology.senders)], sites.cards[len(topology.senders) :]
+    sent, received = 0.0, 0.0  # If every byte leaves once, and enters every host once.
+    for (_, wanted), items in pairs.items():
+        num_bytes = wants[wanted].volume * sum(items)
+        sent += num_bytes / len(np.unique(cards[0]))
+        received += num_bytes * wants[wanted].hosts / len(np.unique(cards[1]))
+    link = topology.links.rail
+    demand = Demand(send_bytes=int(sent), receive_bytes=max(int(received), 1), link=link)
+    sizes = CHUNK_BYTES if topology.chunk_bytes is None else (topology.chunk_bytes,)
+    return guesses(most_hosts, demand, sizes)[0].shape.feeds
 
 
 def _pairs_of_cuts(senders: Layout, receivers: Layout) -> dict[tuple[int, int], list[int]]:
@@ -107,13 +168,6 @@ def _pairs_of_cuts(senders: Layout, receivers: Layout) -> dict[tuple[int, int], 
             key = (offer.geometry, entry.geometry)
             found.setdefault(key, []).append(ITEM_BYTES[offer.dtype])
     return found
-
-
-def _most_slots(topology: Topology) -> int:
-    """How many receivers of a host can take turns in passing on, at most."""
-    if topology.relays == "never":
-        return 1
-    return max(Counter(place.host for place in topology.receivers).values(), default=1)
 
 
 def _num_matches(offered: _Cut, wanted: _Cut) -> int:
