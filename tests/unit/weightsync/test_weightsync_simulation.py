@@ -138,6 +138,39 @@ def test_a_second_holder_sends_what_the_dead_one_owed():
     assert found.seconds == pytest.approx(100.0, abs=1.5)
 
 
+def test_what_two_dead_relays_owed_is_sent_once():
+    """One after the other feeds receiver 3: what it had of each of them is not sent again."""
+    deaths = [Failure(holder=3, at_s=30.0), Failure(holder=2, at_s=60.0)]
+    found = run(hosts(1, 4), failures=deaths, detect_s=1.0)
+    took = {(span.source, span.receiver): span.num_bytes for span in found.spans}
+    # A chunk behind each of its feeders when these die: 27 chunks, 28 more after 31 s, the rest.
+    assert took[3, 3] == pytest.approx(2700, abs=100)
+    assert took[2, 3] == pytest.approx(2800, abs=200)
+    assert sum(size for (_, to), size in took.items() if to == 3) == pytest.approx(SIZE)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whoever_is_served_in_spite_of_deaths_took_what_it_wanted_and_no_more(seed):
+    rng = np.random.default_rng(seed)
+    num_senders, num_receivers = int(rng.integers(2, 7)), int(rng.integers(2, 25))
+    topology = Topology.uniform(
+        num_senders, num_receivers, gpus_per_host=int(rng.choice([1, 2, 4])), links=LINKS
+    )
+    relays, chunk_bytes = str(rng.choice(["auto", "never"])), int(rng.choice([50, 500, 5000]))
+    topology = replace(topology, relays=relays, chunk_bytes=chunk_bytes)
+    plan = plan_transfer(whole(num_senders), whole(num_receivers), topology)
+    end_s = simulate(plan).seconds
+    dead = rng.choice(plan.num_holders, size=min(3, plan.num_holders - 1), replace=False)
+    failures = [Failure(holder=int(one), at_s=end_s * rng.random()) for one in dead]
+    found = simulate(plan, failures=failures, detect_s=end_s / 10)
+    took, wanted = np.zeros(num_receivers), plan.edge_bytes().sum(axis=0)
+    for span in found.spans:
+        took[span.receiver] += span.num_bytes
+    served = [rank for rank in range(num_receivers) if found.lives(rank)]
+    served = [rank for rank in served if np.isfinite(found.finish_s[rank])]
+    assert took[served] == pytest.approx(wanted[served], rel=1e-6, abs=2)
+
+
 def test_a_dead_receiver_that_feeds_nobody_costs_nothing():
     found = run(hosts(1, 3), failures=[Failure(holder=3, at_s=50.0)])
     assert found.recovered

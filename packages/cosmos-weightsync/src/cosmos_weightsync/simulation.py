@@ -166,6 +166,7 @@ class _Run:
         self._relayed = relayed_routes(streams, plan.num_senders)
         flows = flows_of(plan, streams, self._relayed)
         wanted = flows.sizes * (1.0 - flows.overheads)
+        self._planned = wanted  # Bytes of a plan that each flow stands for, or for what is left of.
         self._wanted = np.bincount(flows.receivers, weights=wanted, minlength=plan.num_receivers)
         none = np.zeros(0, dtype=np.int64)
         self._names = ports(none, none, plan.topology).names
@@ -206,21 +207,23 @@ class _Run:
         fluid, flows = self._fluid, self._fluid.flows
         num_nodes = int(max(flows.nodes.max(initial=-1), after.nodes.max(initial=-1))) + 1
         useful, wanted = 1.0 - flows.overheads, after.sizes * (1.0 - after.overheads)
-        sizes, done = (flows.sizes * useful)[hurt], (fluid.done * useful)[hurt]
-        lost = np.bincount(flows.nodes[hurt], weights=sizes, minlength=num_nodes)
-        left = np.bincount(flows.nodes[hurt], weights=sizes - done, minlength=num_nodes)
-        columns = ((flows.sizes * useful).tolist(), fluid.lost.tolist())
-        before = {
-            key: size for key, size, gone in zip(flows.keys(), *columns, strict=True) if not gone
-        }
-        known = [before.get(key, 0.0) for key in after.keys()]  # noqa: SIM118
-        more = wanted - np.array(known)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(lost[after.nodes] > 0, left[after.nodes] / lost[after.nodes], 0.0)
-        rows = np.flatnonzero((more > 0.5) & (share > 0))
+        unmoved = ((flows.sizes - fluid.done) * useful)[hurt]
+        lost = np.bincount(flows.nodes[hurt], weights=self._planned[hurt], minlength=num_nodes)
+        left = np.bincount(flows.nodes[hurt], weights=unmoved, minlength=num_nodes)
+        before: dict[tuple[int, int], float] = {}
+        for key, size, gone in zip(
+            flows.keys(), self._planned.tolist(), fluid.lost.tolist(), strict=True
+        ):
+            before[key] = before.get(key, 0.0) + (0.0 if gone else size)
+        more = wanted - np.array([before.get(key, 0.0) for key in after.keys()])  # noqa: SIM118
+        rows = np.flatnonzero((more > _HALF) & (left[after.nodes] > 0))
         if len(rows):
-            again = more[rows] * share[rows] / (1.0 - after.overheads[rows])
-            added = replace(after.take(rows), sizes=again)
+            nodes = after.nodes[rows]
+            # What the dead had sent before is in the new plan too, and is not sent again.
+            told = np.maximum(np.bincount(nodes, weights=more[rows], minlength=num_nodes), lost)
+            again = more[rows] * (left[nodes] / told[nodes])
+            added = replace(after.take(rows), sizes=again / (1.0 - after.overheads[rows]))
+            self._planned = np.concatenate([self._planned, more[rows]])
             fluid.add(added, fluid.now + self._detect_s + added.latencies)
 
     def _lack(self) -> Mask:
