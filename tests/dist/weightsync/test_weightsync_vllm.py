@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_weightsync import WeightSender, shards_of
+from cosmos_weightsync import Layout, WeightSender, plan_transfer, shards_of
 
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
@@ -136,6 +136,26 @@ def test_tokens_are_those_of_the_version_they_name(setup, transport):
         assert check(setup, sample) == [old, old + 1]
     fresh = setup.engine.ask("generate", prompt=PROMPTS[0], num_tokens=30)
     assert check(setup, fresh) == [old + 1]
+
+
+def test_what_an_engine_fetches_can_be_planned_and_is_what_it_fetches(setup):
+    setup.publish()
+    setup.engine.ask("connect", endpoints=setup.trainer.endpoints, transport="tcp")
+    layout = Layout.from_json(setup.engine.ask("layout"))
+    assert layout.num_ranks == (2 if setup.kind == "two workers" else 1)
+    plan = plan_transfer(Layout.from_ranks([layout.full_specs()]), layout)
+    loaded = setup.engine.ask("load", version=setup.version)["num_bytes"]
+    assert plan.stats().max_receiver_bytes == loaded
+    query = "model.layers.1.self_attn.q_proj.weight"
+    rows = [
+        [
+            (spec.box.start[0], spec.box.stop[0])
+            for spec in layout.specs_of(rank)
+            if spec.name == query
+        ]
+        for rank in range(layout.num_ranks)
+    ]
+    assert rows == ([[(0, 32)], [(32, 64)]] if setup.kind == "two workers" else [[(0, 64)]])
 
 
 def test_a_worker_receives_only_what_it_uses(setup):

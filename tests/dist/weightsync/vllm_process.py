@@ -17,6 +17,7 @@ from vllm_children import fork_children
 
 from cosmos_weightsync import WeightSyncError
 from cosmos_weightsync.integrations.vllm import VLLMWeightClient, engine_arguments
+from cosmos_weightsync.integrations.vllm_layout import engine_layout
 
 torch.set_num_threads(1)
 SETUP: dict[str, Any] = json.loads(sys.argv[1])
@@ -111,6 +112,9 @@ class Engine:
             return {"reports": list(await self.client.connect(endpoints))}
         except WeightSyncError as error:
             return {"error": type(error).__name__, "message": str(error)}
+
+    async def layout(self) -> dict[str, Any]:
+        return (await engine_layout(self.engine)).to_json()
 
     async def load(self, version: int) -> dict[str, Any]:
         """Load with nothing going on."""

@@ -26,6 +26,7 @@ from cosmos_weightsync.integrations.regions import (
     merge_overlapping,
 )
 from cosmos_weightsync.integrations.tracing import Constant, Copy, LoadTrace
+from cosmos_weightsync.integrations.vllm import AsyncEngine
 from cosmos_weightsync.integrations.vllm_reload import (
     EngineTensor,
     PlainTensors,
@@ -35,7 +36,7 @@ from cosmos_weightsync.integrations.vllm_reload import (
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.shards import torch_dtype
 
-__all__ = ["Fill", "Step", "WorkerLayout", "discover_layout"]
+__all__ = ["Fill", "Step", "WorkerLayout", "discover_layout", "engine_layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,17 @@ def discover_layout(
         whole_targets=frozenset(whole_keys),
         unused=tuple(name for name in senders.tensors if name not in used),
     )
+
+
+async def engine_layout(engine: AsyncEngine) -> Layout:
+    """What the workers of a running engine fetch, rank by rank, for `plan_transfer` and the like.
+
+    Args:
+        engine: An ``AsyncLLM`` whose `VLLMWeightClient` is connected to the senders: their tensors
+            are what its loader was asked about.
+    """
+    answers = await engine.collective_rpc("cosmos_layout")
+    return Layout.merge([Layout.from_json(answer) for answer in answers])
 
 
 def _run_loader(model: nn.Module, senders: Layout, trace: LoadTrace) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from cosmos_weightsync.errors import WeightSyncError
+from cosmos_weightsync.layout import Layout
 
 __all__ = ["WorkerExtension"]
 
@@ -38,3 +39,7 @@ class WorkerExtension:
             return {"state": "discovered", "report": self.weight_transfer_engine.discover()}
         except WeightSyncError as error:
             return {"state": "failed", "kind": type(error).__name__, "error": str(error)}
+
+    def cosmos_layout(self) -> dict[str, Any]:
+        """What this worker fetches of what the senders have, as `Layout.to_json` writes it."""
+        return Layout.from_ranks([self.weight_transfer_engine.layout.specs]).to_json()
