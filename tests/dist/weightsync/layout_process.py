@@ -85,11 +85,12 @@ def registry(family: str) -> Any:
     return model_registry("debugmodel", "flex")
 
 
-def hugging_face(kind: str) -> tuple[tuple[Shard, ...], dict[str, Tensor]]:
-    """A transformers model loaded by transformers over its own tensor-parallel plan."""
+def hugging_face(detail: str) -> tuple[tuple[Shard, ...], dict[str, Tensor]]:
+    """A transformers model loaded by transformers over its own plan for tensors, or for experts."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
 
+    kind, _, axis = detail.partition(":")
     sizes = {
         "vocab_size": 50,
         "hidden_size": 16,
@@ -100,8 +101,9 @@ def hugging_face(kind: str) -> tuple[tuple[Shard, ...], dict[str, Tensor]]:
         "head_dim": 4,
         "tie_word_embeddings": False,
     }
-    if kind == "qwen3_moe":
-        sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    if kind != "llama":
+        sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
+        sizes |= {"num_local_experts": 4, "num_experts": 4}  # GPT-OSS says the first.
     torch.manual_seed(3)
     plain = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).float()
     whole = reference(plain)
@@ -110,7 +112,8 @@ def hugging_face(kind: str) -> tuple[tuple[Shard, ...], dict[str, Tensor]]:
         dist.broadcast_object_list(paths, src=0)
         plain.save_pretrained(paths[0])  # Only the first rank writes.
         dist.barrier()
-        plan = DistributedConfig(tp_size=2, tp_plan="auto")
+        by_experts = axis == "experts"
+        plan = DistributedConfig(tp_size=2, tp_plan="auto", enable_expert_parallel=by_experts)
         model = AutoModelForCausalLM.from_pretrained(
             paths[0], distributed_config=plan, dtype=torch.float32
         )

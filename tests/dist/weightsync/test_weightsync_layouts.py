@@ -73,3 +73,19 @@ def test_a_tensor_parallel_hugging_face_model(kind):
     boxes = [{spec.name: spec.box.shape for spec in layout.specs_of(rank)} for rank in range(2)]
     query, output = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qo")
     assert [(rank[query], rank[output]) for rank in boxes] == [((8, 16), (16, 8))] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_an_expert_parallel_hugging_face_model(kind):
+    pytest.importorskip("transformers")
+    layout, whole = describe(f"hugging_face:{kind}:experts", 2)
+    check_whole(layout, whole)
+    experts = "model.layers.1.mlp.experts.gate_up_proj"
+    held = [
+        (spec.box.start[0], spec.box.stop[0], spec.box.shape[1:] == whole[experts][1:])
+        for rank in range(2)
+        for spec in layout.specs_of(rank)
+        if spec.name == experts
+    ]
+    assert held == [(0, 2, True), (2, 4, True)]
