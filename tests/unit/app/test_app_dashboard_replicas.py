@@ -17,4 +17,5 @@ async def test_each_says_what_its_last_new_weights_cost(tmp_path: Path) -> None:
     replicas = {view.name: view for view in replica_views(feed)}
     policy, rollout = replicas["policy-0"], replicas["rollout-0"]
     assert (policy.publish_ms, policy.served_s) == (pytest.approx(4.0), None)
+    assert (policy.num_skipped, rollout.num_skipped) == (3, 0)
     assert (rollout.publish_ms, rollout.served_s) == (None, 0.25)
