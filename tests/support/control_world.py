@@ -1,16 +1,16 @@
 """A small world that Hypothesis drives: two rollout replicas, one or two policies with a disk.
 
-Whatever it does, the books balance, the bound holds where it is promised, no sample is trained on
-twice, nobody is told to load what is not published, a controller read back from its snapshot does
-exactly what the first one does, and once everybody answers the run ends. A policy may skip a
-publication, and publish that version or a later one when it has room. Two policy replicas take each
-step together, and when one dies the other is started anew as well, as the launcher does.
+Whatever it does, the books balance, orders keep `control_promises`, a controller read back from its
+snapshot does exactly what the first one does, and once everybody answers the run ends. A policy may
+skip a publication, and publish that version or a later one when it has room. Two policy replicas
+take each step together, and when one dies the other is started anew too, as the launcher does.
 """
 
 import itertools
 import random
 from dataclasses import dataclass, field
 
+from control_promises import check_load, check_step
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -183,21 +183,17 @@ class World(RuleBasedStateMachine):
 
     def take_step(self, policy: Replica, train: Train, *, has_room: bool) -> None:
         policy.version += 1
-        name, lineage = policy.name, len(train.line)
-        policy.num_fall_backs = lineage
-        self.say(policy, StepFinished(replica=name, step=train.step, lineage=lineage))
-        if has_room:
-            self.publish(policy)
-        else:
-            version = policy.version
-            self.say(policy, PublicationSkipped(replica=name, version=version, lineage=lineage))
+        policy.num_fall_backs = lineage = len(train.line)
+        self.say(policy, StepFinished(replica=policy.name, step=train.step, lineage=lineage))
+        self.publish(policy, has_room=has_room)
         if train.cut:
             self.save(policy)
 
-    def publish(self, replica: Replica) -> None:
-        replica.published, lineage = replica.version, replica.num_fall_backs
-        version = replica.version
-        self.say(replica, VersionPublished(replica=replica.name, version=version, lineage=lineage))
+    def publish(self, policy: Replica, *, has_room: bool = True) -> None:
+        policy.published = policy.version if has_room else policy.published
+        said = VersionPublished if has_room else PublicationSkipped
+        lineage = policy.num_fall_backs
+        self.say(policy, said(replica=policy.name, version=policy.version, lineage=lineage))
 
     def policies(self) -> list[Replica]:
         return [self.replicas[name] for name in POLICIES if name in self.replicas]
@@ -289,30 +285,9 @@ class World(RuleBasedStateMachine):
             if self.controller.incarnation_of(name) == replica.incarnation:
                 replica.inbox.append(command)
             if isinstance(command, Train):
-                self.check_step(command)
+                check_step(command, self.controller, self.trained)
             elif isinstance(command, LoadVersion):
-                self.check_load(command)
-
-    def check_load(self, order: LoadVersion) -> None:
-        (name,) = order.endpoints
-        policy = self.replicas[name]
-        if self.controller.incarnation_of(name) == policy.incarnation:
-            assert order.version <= policy.published, "nobody serves it"
-
-    def check_step(self, train: Train) -> None:
-        for later in [step for step in self.trained if step >= train.step]:
-            del self.trained[later]
-        assert len(train.groups) == GROUPS_PER_STEP
-        ordinals = tuple(int(group[0].key.split("/")[0].split(".")[2]) for group in train.groups)
-        assert list(ordinals) == sorted(set(ordinals))
-        taken = set(itertools.chain(*self.trained.values()))
-        assert not taken & set(ordinals), "a prompt is trained on twice"
-        self.trained[train.step] = ordinals
-        for group in train.groups:
-            staleness = train.step - min(sample.oldest_version for sample in group)
-            assert staleness >= 0
-            if self.config.staleness.policy in {"block", "drop"}:
-                assert staleness <= self.config.staleness.bound
+                check_load(command, self.controller, self.replicas[command.endpoints[0]])
 
     # ------------------------------------------------------------ what may happen
 

@@ -266,8 +266,6 @@ async def test_prometheus_reads_the_figures(client: Any) -> None:
     assert found["cosmos_groups_ended_total", ("how", "consumed")] == 240
     where = (("replica", "rollout-1"), ("role", "rollout"))
     assert found[("cosmos_stalled_seconds_total", *where)] == pytest.approx(1.035)
-    policy = (("replica", "policy-0"), ("role", "policy"))
-    assert found[("cosmos_publications_skipped_total", *policy)] == 3
     named = (("name", "reward"), ("replica", "controller"), ("role", "controller"))
     assert found[("cosmos_measurement", *named)] == pytest.approx(0.78)
 

@@ -27,7 +27,7 @@ async def orders(
                 yield None
                 continue
             came, asked = asked, None
-            yield came.result()
+            yield await came
     finally:
         if asked is not None:
             asked.cancel()
