@@ -221,7 +221,7 @@ class PolicyProcess:
 
     async def _publish(self, trainer: StepTrainer, tell: Telling) -> None:
         """Publish, between steps, what was skipped with its step, if there is room by now."""
-        self._meter.enter("training", time.monotonic())  # a rank that hangs is waited for
+        self._meter.enter("training", time.monotonic())  # a rank that hangs costs the lease
         try:
             publication = await self._blocking(trainer.publish)
         finally:
