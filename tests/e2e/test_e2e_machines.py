@@ -3,12 +3,15 @@
 The machines are network namespaces; SLURM is the real one, its daemons run in them.
 """
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines import IPV4, IPV6
@@ -183,3 +186,61 @@ def test_a_version_leaves_the_policy_once_and_goes_from_rollout_to_rollout(
         while after := [name for name, holder in each.items() if holder == order[-1]]:
             order += after
         assert len(order) == 3, f"one from the policy, and a chain: {each}"
+
+
+# Mbit a second: a version of 4 MB is on its way for many steps, to each of two rollouts for longer
+SLOW_LINKS = (2.0, 1.2)
+BOUND = 4
+NUM_SKIPPED = 2
+
+
+def shown_status(cluster: Slurm, output: Path) -> dict[str, Any]:
+    command = cluster.machines[0].command("cosmos-app", "status", str(output), "--json")
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=120, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def assert_only_what_is_published_is_ordered(output: Path) -> None:
+    published = {0}
+    for event in read_events(output / "events.jsonl"):
+        if event["type"] == "VersionPublished":
+            published.add(event["version"])
+        elif event["type"] == "LoadVersion":
+            assert event["version"] in published
+
+
+@pytest.mark.parametrize("cluster", [IPV4], indirect=True)
+def test_rollouts_that_fetch_slowly_hold_no_step_up(cluster: Slurm, tmp_path: Path) -> None:
+    """A policy rank has room for two versions; each of two rollouts fetches one of its own."""
+    output = tmp_path / "run"
+    given = ("staleness.depth=2", f"staleness.bound={BOUND}", "weight_sync.snapshots=2")
+    last = ("validation={before=false, after=true, samples=4, temperature=1.0}",)
+    script = rendered(output, NUM_STEPS, *given, *last)
+    rollouts = cluster.machines[2:]
+    for machine, mbit in zip(rollouts, SLOW_LINKS, strict=True):
+        machine.slow_down(mbit)
+    run = Run(output, cluster.sbatch(script, environment()))
+
+    def num_skipped() -> float:
+        return sum(r["values"].get("publications_skipped", 0.0) for r in run.metrics("policy"))
+
+    run.wait_for(lambda: num_skipped() >= NUM_SKIPPED, _LONG_S)
+    shown = shown_status(cluster, output)["replicas"]["policy-0"]
+    assert shown["skipped"] >= NUM_SKIPPED
+    for machine in rollouts:
+        machine.speed_up()
+    assert_finishes(run, NUM_STEPS)
+    report, events = run.report, list(read_events(output / "events.jsonl"))
+    skipped = [event for event in events if event["type"] == "PublicationSkipped"]
+    assert report["publications_skipped"] == len(skipped)
+    for event in skipped:
+        assert len(set(re.findall(r"version (\d+) by receiver at", event["held_by"]))) == 2
+    assert report["transfer_ms"][1] > 10_000.0
+    assert report["publish_ms"][0] < 100.0
+    assert report["publish_ms"][1] < 1000.0, "for one of these, training would wait"
+    assert report["staleness"][1] <= BOUND
+    assert_only_what_is_published_is_ordered(output)
+    loaded = {e["replica"]: e["version"] for e in events if e["type"] == "VersionLoaded"}
+    assert loaded == {"rollout-0": NUM_STEPS, "rollout-1": NUM_STEPS}

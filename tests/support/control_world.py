@@ -1,15 +1,16 @@
 """A small world that Hypothesis drives: two rollout replicas, one or two policies with a disk.
 
-Whatever it does, the books balance, the bound holds where it is promised, no sample is trained on
-twice, a controller read back from its snapshot does exactly what the first one does, and once
-everybody answers the run ends. Two policy replicas take each step together, and when one dies the
-other is started anew as well, as the launcher does.
+Whatever it does, the books balance, orders keep `control_promises`, a controller read back from its
+snapshot does exactly what the first one does, and once everybody answers the run ends. A policy may
+skip a publication, and publish that version or a later one when it has room. Two policy replicas
+take each step together, and when one dies the other is started anew too, as the launcher does.
 """
 
 import itertools
 import random
 from dataclasses import dataclass, field
 
+from control_promises import check_load, check_step
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -41,6 +42,7 @@ from cosmos_core.messages import (
     LoadFailed,
     LoadVersion,
     Progress,
+    PublicationSkipped,
     ReplicaJoined,
     ReplicaLeft,
     SampleRef,
@@ -66,6 +68,7 @@ class Replica:
     name: str
     incarnation: str
     version: int = 0
+    published: int = 0
     num_fall_backs: int = 0
     inbox: list[Command] = field(default_factory=list)
     sampling: dict[GroupId, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -119,6 +122,7 @@ class World(RuleBasedStateMachine):
         replica = Replica(name, f"{name}#{next(self.count)}")
         if name.startswith("policy"):
             replica.version, replica.num_fall_backs = self.disk
+            replica.published = replica.version
         self.replicas[name] = replica
         self.join(replica)
 
@@ -130,6 +134,7 @@ class World(RuleBasedStateMachine):
             slots=2 if role == "rollout" else 0,
             version=replica.version,
             lineage=replica.num_fall_backs,
+            published=replica.published if role == "policy" else None,
             endpoints=(replica.name,) if role == "policy" else (),
             incarnation=replica.incarnation,
         )
@@ -141,16 +146,19 @@ class World(RuleBasedStateMachine):
     def act(self, replica: Replica, choice: int) -> None:
         if not replica.is_alive:
             return
+        has_room = choice % 4 > 0
         if choice % 3 == 0 and replica.inbox:
-            self.obey(replica, replica.inbox.pop(0))
+            self.obey(replica, replica.inbox.pop(0), has_room=has_room)
         elif choice % 3 == 1 and replica.sampling:
             self.finish_group(replica, choice)
         elif replica.loading is not None:
             self.finish_load(replica, choice)
         elif replica.inbox:
-            self.obey(replica, replica.inbox.pop(0))
+            self.obey(replica, replica.inbox.pop(0), has_room=has_room)
+        elif replica.published < replica.version and has_room and replica.name in POLICIES:
+            self.publish(replica)
 
-    def obey(self, replica: Replica, command: Command) -> None:
+    def obey(self, replica: Replica, command: Command, *, has_room: bool) -> None:
         name = replica.name
         match command:
             case Generate():
@@ -164,14 +172,7 @@ class World(RuleBasedStateMachine):
             case Train() if command.step == replica.version and not self.is_met(replica, command):
                 replica.inbox.insert(0, command)
             case Train() if command.step == replica.version:
-                replica.version += 1
-                now = len(command.line)
-                replica.num_fall_backs = now
-                self.say(replica, StepFinished(replica=name, step=command.step, lineage=now))
-                version = replica.version
-                self.say(replica, VersionPublished(replica=name, version=version, lineage=now))
-                if command.cut:
-                    self.save(replica)
+                self.take_step(replica, command, has_room=has_room)
             case Stop() if name.startswith("policy"):
                 self.save(replica)
             case Stop():
@@ -179,6 +180,20 @@ class World(RuleBasedStateMachine):
                 self.say(replica, ReplicaLeft(replica=name, reason=STOPPED))
             case _:
                 pass
+
+    def take_step(self, policy: Replica, train: Train, *, has_room: bool) -> None:
+        policy.version += 1
+        policy.num_fall_backs = lineage = len(train.line)
+        self.say(policy, StepFinished(replica=policy.name, step=train.step, lineage=lineage))
+        self.publish(policy, has_room=has_room)
+        if train.cut:
+            self.save(policy)
+
+    def publish(self, policy: Replica, *, has_room: bool = True) -> None:
+        policy.published = policy.version if has_room else policy.published
+        said = VersionPublished if has_room else PublicationSkipped
+        lineage = policy.num_fall_backs
+        self.say(policy, said(replica=policy.name, version=policy.version, lineage=lineage))
 
     def policies(self) -> list[Replica]:
         return [self.replicas[name] for name in POLICIES if name in self.replicas]
@@ -229,7 +244,7 @@ class World(RuleBasedStateMachine):
         order, replica.loading = replica.loading, None
         assert order is not None
         version, lineage = order.version, order.lineage
-        if choice % 5 == 0 or self.replicas[order.endpoints[0]].version < version:
+        if choice % 5 == 0 or self.replicas[order.endpoints[0]].published < version:
             name = replica.name
             failed = LoadFailed(replica=name, version=version, reason="gone", lineage=lineage)
             self.say(replica, failed)
@@ -270,22 +285,9 @@ class World(RuleBasedStateMachine):
             if self.controller.incarnation_of(name) == replica.incarnation:
                 replica.inbox.append(command)
             if isinstance(command, Train):
-                self.check_step(command)
-
-    def check_step(self, train: Train) -> None:
-        for later in [step for step in self.trained if step >= train.step]:
-            del self.trained[later]
-        assert len(train.groups) == GROUPS_PER_STEP
-        ordinals = tuple(int(group[0].key.split("/")[0].split(".")[2]) for group in train.groups)
-        assert list(ordinals) == sorted(set(ordinals))
-        taken = set(itertools.chain(*self.trained.values()))
-        assert not taken & set(ordinals), "a prompt is trained on twice"
-        self.trained[train.step] = ordinals
-        for group in train.groups:
-            staleness = train.step - min(sample.oldest_version for sample in group)
-            assert staleness >= 0
-            if self.config.staleness.policy in {"block", "drop"}:
-                assert staleness <= self.config.staleness.bound
+                check_step(command, self.controller, self.trained)
+            elif isinstance(command, LoadVersion):
+                check_load(command, self.controller, self.replicas[command.endpoints[0]])
 
     # ------------------------------------------------------------ what may happen
 

@@ -28,11 +28,13 @@ class Machine:
         name: its host name.
         address: that others reach it by.
         space: its network namespace.
+        switch: that of the bridge.
     """
 
     name: str
     address: str
     space: str
+    switch: str
 
     def command(self, *command: str) -> list[str]:
         """Return a command as it is to be run to have it run there."""
@@ -42,6 +44,19 @@ class Machine:
     def run(self, *command: str) -> str:
         """Run something there and return what it wrote."""
         return _run(*self.command(*command))
+
+    def slow_down(self, mbit: float) -> None:
+        """Have no more than so many Mbit come to it over the wire in a second."""
+        limit = ["rate", f"{int(1e6 * mbit)}bit", "burst", "16kb", "latency", "200ms"]
+        self._limit("tbf", *limit)
+
+    def speed_up(self) -> None:
+        """Have what comes to it come as fast as it can again."""
+        self._limit("pfifo")
+
+    def _limit(self, *what: str) -> None:
+        port = ["qdisc", "replace", "dev", f"port{self.name}", "root", *what]
+        _run("ip", "netns", "exec", self.switch, "tc", *port)
 
     def bytes_sent(self) -> int:
         """Return what has left it over the wire."""
@@ -78,7 +93,7 @@ def machines(count: int, *, network: str = IPV4) -> Generator[list[Machine]]:
     prefix = f"cosmos{os.getpid()}"
     switch = f"{prefix}{_SWITCH}"
     made = [
-        Machine(name=f"node{i}", address=f"{network}{i + 1}", space=f"{prefix}n{i}")
+        Machine(name=f"node{i}", address=f"{network}{i + 1}", space=f"{prefix}n{i}", switch=switch)
         for i in range(count)
     ]
     try:

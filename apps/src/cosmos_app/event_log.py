@@ -176,6 +176,9 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "GroupFailed": lambda e: f"failed on group {e['group']}: {e['reason']}",
     "StepFinished": lambda e: f"finished step {e['step'] + 1}",
     "VersionPublished": lambda e: f"published version {e['version']}",
+    "PublicationSkipped": lambda e: (
+        f"skipped publishing version {e['version']}, for want of room: {e['held_by']}"
+    ),
     "VersionLoaded": lambda e: (
         f"loaded version {e['version']}: {1e3 * e['transfer_s']:.0f} ms on its way, "
         f"generation stood still for {1e3 * e['stall_s']:.0f} ms"

@@ -132,6 +132,9 @@ class WeightSyncConfig:
             ``wire_dtype``, bfloat16 if that is empty. Only vLLM serves them. "mxfp4" is refused.
         bucket_mib: size of a transfer bucket.
         deadline_s: longest that a version may be on its way.
+        snapshots: copies of its weights that a policy rank may keep, at least 2. Rollouts can fetch
+            one version fewer at the same time while each new one is still published; one that has
+            no room is skipped, for the next.
         from_rollouts: rollout replicas pass weights on. One that joins fetches its first from
             another that has them, of its own machine if there is one. Versions that all want enter
             each machine once, and go from machine to machine in as many chains as the policy has
@@ -148,6 +151,7 @@ class WeightSyncConfig:
     quantised: Literal["", "fp8", "mxfp8", "nvfp4", "mxfp4"] = ""
     bucket_mib: float = 16.0
     deadline_s: float = 120.0
+    snapshots: int = 3
     from_rollouts: bool = True
     staged: bool = True
 
@@ -157,7 +161,7 @@ class WeightSyncConfig:
         Raises:
             ValueError: with the reason.
         """
-        require_at_least(self, {"bucket_mib": 0.001, "deadline_s": 0.001})
+        require_at_least(self, {"bucket_mib": 0.001, "deadline_s": 0.001, "snapshots": 2})
         if self.quantised == "mxfp4":
             raise ValueError(
                 "quantised is 'mxfp4': vLLM serves it by kernels of GPUs, or an emulation over "

@@ -56,7 +56,9 @@ class RunReport:
         transfer_ms: time a weight version was on its way, generation going on: median, maximum.
         wire_mib: MiB that a load fetched from others, of adapters alone where they are trained:
             median and maximum.
-        publish_ms: time training stood still per publication, for its snapshot: median, maximum.
+        publish_ms: time training stood still per publication, for its snapshot, or to find no room
+            for one, on the rank where that was longest: median, maximum.
+        publications_skipped: versions not published with their step, while rollouts read others.
         served_s: seconds from a publication until a replica sampled with it, which finishes a
             load in hand first: median and maximum over replicas and versions.
         publish_ms_of: `publish_ms` of each policy replica, by name.
@@ -91,6 +93,7 @@ class RunReport:
     transfer_ms: tuple[float, float]
     wire_mib: tuple[float, float]
     publish_ms: tuple[float, float]
+    publications_skipped: int
     served_s: tuple[float, float]
     publish_ms_of: Mapping[str, tuple[float, float]]
     served_s_of: Mapping[str, tuple[float, float]]
@@ -199,6 +202,7 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         transfer_ms=_median_and_max(transfers),
         wire_mib=_median_and_max(_values(records, "rollout", "wire_mib")),
         publish_ms=_median_and_max([1e3 * s for s in _values(records, "policy", "publish_s")]),
+        publications_skipped=int(sum(_values(records, "policy", "publications_skipped"))),
         served_s=_median_and_max(_values(records, "rollout", "served_s")),
         publish_ms_of=_of_each(records, "policy", "publish_s", 1e3),
         served_s_of=_of_each(records, "rollout", "served_s", 1.0),
@@ -267,7 +271,8 @@ def _numbers(report: RunReport) -> Table:
         ),
         (
             "weights published, training stalled",
-            f"median {report.publish_ms[0]:.1f} ms, max {report.publish_ms[1]:.1f} ms",
+            f"median {report.publish_ms[0]:.1f} ms, max {report.publish_ms[1]:.1f} ms"
+            + (f", {n} skipped" if (n := report.publications_skipped) else ""),
         ),
         *_rows_of_each(report.publish_ms_of, "{:.1f} ms"),
         (

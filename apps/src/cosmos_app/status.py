@@ -157,7 +157,7 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
             replica["role"],
             str(replica["version"]),
             f"{replica['silent_s']:.1f} s",
-            weights_words(replica.get("publish_ms"), replica.get("served_s")),
+            weights_words(replica),
             "" if first_s is None else f"{first_s:.1f} s",
             Text(state),
         )
@@ -185,10 +185,12 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     return Group(*lines, replicas)
 
 
-def weights_words(publish_ms: float | None, served_s: float | None) -> str:
+def weights_words(replica: Mapping[str, Any]) -> str:
     """Say what a policy's last publication cost it, or when a rollout served its last version."""
+    publish_ms, served_s = replica.get("publish_ms"), replica.get("served_s")
     if publish_ms is not None:
-        return f"held up {publish_ms:.1f} ms"
+        skipped = replica.get("skipped", 0)
+        return f"held up {publish_ms:.1f} ms" + (f", {skipped} skipped" if skipped else "")
     return "" if served_s is None else f"served after {served_s:.2f} s"
 
 

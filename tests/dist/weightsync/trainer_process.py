@@ -119,7 +119,7 @@ class Rank:
     def state(self) -> dict[str, Any]:
         return {
             "num_sessions": self.sender.num_sessions,
-            "pins": [b.num_pins for b in self.sender._snapshots._buffers],
+            "pins": [len(b.pins) for b in self.sender._snapshots._buffers],
             "endpoint": self.sender.endpoint,
             "run_id": self.sender.run_id,
             "placements": sorted(

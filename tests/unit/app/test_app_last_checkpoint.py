@@ -8,6 +8,7 @@ from cosmos_app.prepare import run_files
 from cosmos_app.recipe import Recipe
 from cosmos_app.roles.policy import PolicyProcess
 from cosmos_app.roles.process import RunContext, TorchrunPlace
+from cosmos_app.roles.telling import Telling
 from cosmos_core.control import ALL_DONE, Controller, ControllerConfig
 from cosmos_core.lineage import is_on_line
 from cosmos_core.messages import CheckpointSaved, Event, Stop
@@ -66,7 +67,8 @@ def stopped(tmp_path: Path, trainer: Any, stop: Stop) -> list[Event]:
         )
         place = TorchrunPlace(rank=0, local_rank=0, world_size=1)
         process = PolicyProcess(context, cast(Any, bus), "policy-0", place)
-        asyncio.run(process._stop(trainer, stop, cast(Any, channel)))
+        tell = Telling("policy-0", cast(Any, channel))
+        asyncio.run(process._stop(trainer, stop, tell))
     return channel.events
 
 

@@ -35,8 +35,8 @@ def test_the_distance_of_log_probs_is_a_mean_over_tokens_not_over_steps():
 def test_what_publications_cost_is_told_of_each_replica():
     """How long each policy stood still, and after how long each rollout served them."""
     told = [
-        ("policy", "policy-0", {"publish_s": 0.25}),
-        ("policy", "policy-0", {"publish_s": 0.5}),
+        ("policy", "policy-0", {"publish_s": 0.25, "publications_skipped": 0.0}),
+        ("policy", "policy-0", {"publish_s": 0.5, "publications_skipped": 1.0}),
         ("rollout", "rollout-0", {"served_s": 1.0}),
         ("rollout", "rollout-10", {"served_s": 3.0}),
         ("rollout", "rollout-2", {"served_s": 2.0}),
@@ -57,6 +57,8 @@ def test_what_publications_cost_is_told_of_each_replica():
     lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
     assert any("rollout-10 median 3.00 s, max 3.00 s" in line for line in lines)
     assert not any("policy-0" in line for line in lines), "one alone has the figure of all"
+    assert report.publications_skipped == 1
+    assert any("stalled median 500.0 ms, max 500.0 ms, 1 skipped" in line for line in lines)
 
 
 def test_what_loads_fetched_is_told_as_their_median_and_the_most():
@@ -116,12 +118,12 @@ def test_status_shows_what_failed_at_a_replica_as_it_was_said():
 
 
 def test_status_shows_what_new_weights_cost_each_replica():
-    policy = {"role": "policy", "version": 4, "silent_s": 0.5, "publish_ms": 12.34}
+    policy = {"role": "policy", "version": 4, "silent_s": 0.5, "publish_ms": 12.34, "skipped": 2}
     rollout = {"role": "rollout", "version": 4, "silent_s": 0.5, "served_s": 0.456}
     shown = io.StringIO()
     status = {"time_s": 0.0, "replicas": {"policy-0": policy, "rollout-0": rollout}}
     Console(file=shown, width=120).print(draw_status(status, 1.0))
-    assert "held up 12.3 ms" in shown.getvalue()
+    assert "held up 12.3 ms, 2 skipped" in " ".join(shown.getvalue().split())
     assert "served after 0.46 s" in shown.getvalue()
 
 

@@ -69,6 +69,7 @@ def report() -> RunReport:
         transfer_ms=(0.0, 0.0),
         wire_mib=(0.0, 0.0),
         publish_ms=(0.0, 0.0),
+        publications_skipped=0,
         served_s=(0.0, 0.0),
         publish_ms_of={},
         served_s_of={},

@@ -30,6 +30,7 @@ from cosmos_weightsync import (
 )
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.frames import parse_endpoint
+from cosmos_weightsync.holding import Reader, VersionRange
 from cosmos_weightsync.reuse import Offer
 from cosmos_weightsync.sender import standard_transports
 from cosmos_weightsync.transports import LocalTransport, TcpTransport
@@ -254,9 +255,9 @@ def test_what_goes_wrong_with_a_version_is_named_and_the_one_in_use_stays(
 def damage(sender: WeightSender, version: int) -> None:
     """Change one bit of a version that is published and hashed, as a bad memory would."""
     store = sender._snapshots
-    snapshot = store.pin(version, "newest", Deadline.after(10))
-    snapshot.tensors[0][20, 7:8].view(torch.int32).bitwise_xor_(1)
-    store.unpin(snapshot)
+    pin = store.pin(VersionRange(version), Deadline.after(10), Reader("memory", lambda: None))
+    pin.tensors[0][20, 7:8].view(torch.int32).bitwise_xor_(1)
+    store.unpin(pin)
 
 
 def transports() -> list[str]:

@@ -11,10 +11,12 @@ from cosmos_weightsync import Box, EncodingError, Shard, ShardSpec, shards_of
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.encodings import BlockFp8, RowwiseFp8, encode
 from cosmos_weightsync.encodings.one_pass import has_one_pass
+from cosmos_weightsync.holding import Reader, VersionRange
 from cosmos_weightsync.shards import torch_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
 
 ROWS, BLOCKS = RowwiseFp8(names=("*",)), BlockFp8(names=("*",))
+SOMEBODY = Reader("somebody", lambda: None)
 
 # The interpreter rounds to e4m3 otherwise than a GPU: what is compared are the quotients.
 INTERPRETED = """
@@ -57,14 +59,12 @@ def test_the_kernel_finds_the_maxima_scales_and_quotients_of_loops():
 def test_a_processor_takes_two_passes():
     (shard,) = shards_of([("w", torch.ones(4, 4))])
     assert not has_one_pass(ROWS, shard)
-    assert not encode([shard], [ROWS]).may_spoil
 
 
 class OnePass:
     """A source that looks at its values as it writes them, unless it is asked not to."""
 
     is_cuda = False
-    may_spoil = True
 
     def __init__(self, values: torch.Tensor) -> None:
         (shard,) = shards_of([("w", values)])
@@ -86,13 +86,14 @@ def test_a_version_that_can_be_had_is_not_spoiled(is_only_buffer):
     store = SnapshotStore(OnePass(values), max_snapshots=2)
     store.publish(1, Deadline.after(5))
     if is_only_buffer:
-        store.pin(1, "newest", Deadline.after(5))
+        store.pin(VersionRange(1), Deadline.after(5), SOMEBODY)
     store.publish(2, Deadline.after(5))
     values[0, 0] = math.nan
     with pytest.raises(EncodingError, match=r"w \[0:1, 0:4\]: holds infinity or NaN"):
         store.publish(3, Deadline.after(5))
     assert store.newest_version == 2
-    assert store.pin(2, "newest", Deadline.after(5)).tensors[0].tolist() == [[448.0] * 4] * 2
+    pinned = store.pin(VersionRange(2), Deadline.after(5), SOMEBODY)
+    assert pinned.tensors[0].tolist() == [[448.0] * 4] * 2
     values[0, 0] = 2.0
     if not is_only_buffer:
         store.publish(3, Deadline.after(5))

@@ -11,7 +11,7 @@ import torch
 from cosmos_weightsync import Box, ShardSpec, VersionGoneError
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.holding import VersionRange
+from cosmos_weightsync.holding import Reader, VersionRange
 from cosmos_weightsync.shadow import Shadow
 from cosmos_weightsync.wanted import WantedWeights
 
@@ -29,7 +29,7 @@ def arriving() -> tuple[Shadow, Arena | None]:
 
 
 def pinned(shadow: Shadow):
-    return shadow.pin(VersionRange(0), Deadline.after(1), lambda: None)
+    return shadow.pin(VersionRange(0), Deadline.after(1), Reader("a reader", lambda: None))
 
 
 def test_a_whole_version_can_be_mapped_by_other_processes():

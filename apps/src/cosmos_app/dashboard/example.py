@@ -84,7 +84,7 @@ def _records(step: int, now_s: float) -> list[MetricRecord]:
         "tokens_per_s": 400.0 + step,
     }
     policy = {"train_s": 1.0, "num_samples": 64.0, "loss": 0.01, "idle_share": 0.5}
-    policy["publish_s"] = 0.004
+    policy |= {"publish_s": 0.004, "publications_skipped": float(step % 10 == 9)}
     controller = {"reward": reward, **staleness, **queues}
     load = {"stall_s": 0.02 + 0.001 * step, "transfer_s": 0.1, "served_s": 0.25}
     return [

@@ -125,6 +125,7 @@ class History:
         latest: the newest values of each replica, at most 128 of them.
         num_stalls: weight loads so far, by replica.
         stalled_s: seconds that generation stood still for them, by replica.
+        num_skipped: versions that were not published with their step, by replica.
         first_s: time of the first record; infinite before.
         last_s: time of the newest record; 0 before.
     """
@@ -136,6 +137,7 @@ class History:
         self.latest = dict[str, MetricRecord]()
         self.num_stalls = dict[str, int]()
         self.stalled_s = dict[str, float]()
+        self.num_skipped = dict[str, int]()
         self.first_s = math.inf
         self.last_s = 0.0
         self._rates = dict[str, tuple[float, float]]()
@@ -174,7 +176,7 @@ class History:
         self.curves[name].add(Point(record.time_s, record.step, value))
 
     def _forget(self, replica: str) -> None:
-        for known in (self.latest, self.num_stalls, self.stalled_s, self._rates):
+        for known in (self.latest, self.num_stalls, self.stalled_s, self.num_skipped, self._rates):
             known.pop(replica, None)
 
     def _lane(self, record: MetricRecord) -> Lane | None:
@@ -194,6 +196,9 @@ class History:
             lane.spans.append(Span(start_s, record.time_s, {"training": 1.0}))
             lane.measured_s = record.time_s
         self._num_samples = record.values.get("num_samples", self._num_samples)
+        if skipped := int(record.values.get("publications_skipped", 0)):
+            before = self.num_skipped.get(record.replica, 0)
+            self.num_skipped[record.replica] = before + skipped
 
     def _take_step(self, record: MetricRecord) -> None:
         """Take a committed step in; how many samples it had, the policy replicas say."""

@@ -71,6 +71,9 @@ class _FeedCollector(Collector):
         stalled = CounterMetricFamily(
             "cosmos_stalled_seconds", "Generation stood still for weights.", labels=labels
         )
+        skipped = CounterMetricFamily(
+            "cosmos_publications_skipped", "Versions not published at once.", labels=labels
+        )
         for replica in replica_views(self._feed):
             names = [replica.name, replica.role]
             if replica.version is not None:
@@ -81,7 +84,8 @@ class _FeedCollector(Collector):
                 silent.add_metric(names, replica.silent_s)
             loads.add_metric(names, replica.num_loads)
             stalled.add_metric(names, replica.stalled_s)
-        yield from (version, busy, slots, silent, loads, stalled)
+            skipped.add_metric(names, replica.num_skipped)
+        yield from (version, busy, slots, silent, loads, stalled, skipped)
 
     def _measurements(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(

@@ -65,6 +65,7 @@ class ReplicaView:
         idle_share: share of its time without work, as last measured.
         num_loads: weight versions it loaded.
         stalled_s: seconds that its generation stood still for them.
+        num_skipped: versions that a policy did not publish with their step, for want of room.
         publish_ms: for how long its last publication held a policy up; null where there is none.
         served_s: seconds from the last publication until a rollout sampled with it; null likewise.
     """
@@ -79,6 +80,7 @@ class ReplicaView:
     idle_share: float | None
     num_loads: int
     stalled_s: float
+    num_skipped: int
     publish_ms: float | None
     served_s: float | None
 
@@ -257,6 +259,7 @@ def _replica_view(name: str, known: Mapping[str, Any], feed: RunFeed) -> Replica
         idle_share=_number(values.get("idle_share")),
         num_loads=history.num_stalls.get(name, 0),
         stalled_s=history.stalled_s.get(name, 0.0),
+        num_skipped=history.num_skipped.get(name, 0),
         publish_ms=None if publish_s is None else 1e3 * publish_s,
         served_s=_number(values.get("served_s")),
     )

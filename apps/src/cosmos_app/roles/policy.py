@@ -3,7 +3,7 @@
 Rank 0 speaks with the controller and passes each command on to the other ranks; every rank then
 fetches its own trajectories and calls the same methods of its ``Trainer``::
 
-    command ─► rank 0 ─broadcast─► all ranks: fetch share ─► train ─► publish ─► (save)
+    command ─► rank 0 ─broadcast─► all ranks: fetch share ─► train ─► publish or skip ─► (save)
     events  ◄─ rank 0
 """
 
@@ -31,6 +31,7 @@ from cosmos_app.roles.batch_plan import shown_pictures
 from cosmos_app.roles.elastic import Gathering, open_replicas
 from cosmos_app.roles.lease import Standing, keep_lease, watch_saving, watch_start, watched_work
 from cosmos_app.roles.meeting import meet_replicas
+from cosmos_app.roles.orders import orders
 from cosmos_app.roles.process import (
     RunContext,
     TorchrunPlace,
@@ -42,6 +43,7 @@ from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.ranks import gather_texts, join_ranks
 from cosmos_app.roles.run_checkpoints import RunCheckpoints
 from cosmos_app.roles.step_trainer import Seat, StepTrainer
+from cosmos_app.roles.telling import Telling
 from cosmos_app.roles.trainer import Trainer
 from cosmos_app.roles.turns import policy_turn
 from cosmos_app.run_bus import connect_to_run
@@ -52,14 +54,11 @@ from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.control import ALL_DONE, line_of_cut, step_of_cut
 from cosmos_core.messages import (
     SCALED_DOWN,
-    CheckpointSaved,
     Command,
     FallBack,
     ReplicaJoined,
-    StepFinished,
     Stop,
     Train,
-    VersionPublished,
     decode_command,
     encode_message,
 )
@@ -138,31 +137,35 @@ class PolicyProcess:
             host=own_address(),
         )
         async with self._bus.join(joined) as channel:
-            await self._tell_published(trainer, channel)
+            tell = Telling(self._replica, channel)
+            await tell.publication(trainer, trainer.publication)
+            given = orders(channel.commands(), lambda: not trainer.publication.is_published)
             pulse = asyncio.create_task(self._pulse(channel, trainer))
             try:
-                async for command in channel.commands():
+                async for command in given:
+                    data = b"" if command is None else encode_message(command)
                     await self._take_turn()
-                    await self._blocking(lambda c=command: broadcast_bytes(encode_message(c)))
-                    await self._obey(trainer, command, channel)
+                    await self._blocking(functools.partial(broadcast_bytes, data))
+                    await self._obey(trainer, command, tell)
                     await self._give_turn()
                     if isinstance(command, Stop):
                         return
             finally:
+                await given.aclose()
                 pulse.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await pulse
 
     async def _follow(self, trainer: StepTrainer) -> None:
         # without a lease: rank 0, which has it, may be done with a step that this rank hangs in
-        name = f"{self._replica}, rank {self._place.rank}"
+        name, tell = f"{self._replica}, rank {self._place.rank}", Telling(self._replica, None)
         standing = functools.partial(self._standing, trainer)
         async with watched_work(name, standing, silence_s(self._context.recipe)):
             while True:
                 data = await self._blocking(lambda: broadcast_bytes(None))
-                command = decode_command(data)
+                command = decode_command(data) if data else None
                 await self._take_turn()
-                await self._obey(trainer, command, None)
+                await self._obey(trainer, command, tell)
                 await self._give_turn()
                 if isinstance(command, Stop):
                     return
@@ -185,66 +188,55 @@ class PolicyProcess:
             await self._blocking(lambda: gather_texts("away"))
         self._turn.give()
 
-    async def _obey(
-        self, trainer: StepTrainer, command: Command, channel: ReplicaChannel | None
-    ) -> None:
-        """Do what all ranks do; rank 0, which has a channel, reports it."""
+    async def _obey(self, trainer: StepTrainer, command: Command | None, tell: Telling) -> None:
+        """Do what all ranks do; without a command, publish what has had no room."""
         match command:
+            case None:
+                await self._publish(trainer, tell)
             case Train():
-                await self._train(trainer, command, channel)
+                await self._train(trainer, command, tell)
             case FallBack(line=line, saved=saved):
                 trainer.follow(line, saved)
             case Stop():
-                await self._stop(trainer, command, channel)
+                await self._stop(trainer, command, tell)
             case _:
                 pass
 
-    async def _train(
-        self, trainer: StepTrainer, train: Train, channel: ReplicaChannel | None
-    ) -> None:
+    async def _train(self, trainer: StepTrainer, train: Train, tell: Telling) -> None:
         if not trainer.follow(train.line) or train.step < trainer.version:
             return  # from before a fall-back, or delivered twice
         metrics: dict[str, float] | None = None
         while metrics is None:
-            found = await self._meet(trainer, train.step, channel)
+            found = await self._meet(trainer, train.step, tell)
             if found > train.step or trainer.lineage > len(train.line):
                 return  # the others took it without this one, or fell back
             metrics = await self._take(trainer, train)
-        if channel is not None:
-            await self._tell_step(trainer, channel)
-            if train.publish:
-                await self._tell_published(trainer, channel, metrics.get("publish_s", 0.0))
-            shares = self._meter.shares(time.monotonic())
-            figures = {**metrics, "idle_share": shares["waiting"]}
-            await self._report(train.step, figures, trainer.problem)
+        await tell.step(trainer)
+        if train.publish:
+            await tell.publication(trainer, trainer.publication)
+        figures = {**metrics, "idle_share": self._meter.shares(time.monotonic())["waiting"]}
+        await self._report(train.step, figures, trainer.problem)
         if train.cut and trainer.is_first_replica:
-            await self._save(trainer, train.cut, channel, self._saves.in_passing)
+            await self._save(trainer, train.cut, tell, self._saves.in_passing)
 
-    async def _meet(self, trainer: StepTrainer, step: int, channel: ReplicaChannel | None) -> int:
+    async def _publish(self, trainer: StepTrainer, tell: Telling) -> None:
+        """Publish, between steps, what was skipped with its step, if there is room by now."""
+        self._meter.enter("training", time.monotonic())  # a rank that hangs costs the lease
+        try:
+            publication = await self._blocking(trainer.publish)
+        finally:
+            self._meter.enter("waiting", time.monotonic())
+        if publication.is_published:
+            await tell.publication(trainer, publication)
+            await self._report(trainer.version - 1, publication.figures)
+
+    async def _meet(self, trainer: StepTrainer, step: int, tell: Telling) -> int:
         """Meet the other replicas before a step; tell the controller of weights had from them."""
         held = trainer.version
         found = await self._blocking(lambda: trainer.meet(step))
-        if channel is not None and trainer.version > held:
-            await self._tell_step(trainer, channel)
+        if trainer.version > held:
+            await tell.step(trainer)
         return found
-
-    async def _tell_step(self, trainer: StepTrainer, channel: ReplicaChannel) -> None:
-        step, lineage = trainer.version - 1, trainer.lineage
-        await channel.send(StepFinished(replica=self._replica, step=step, lineage=lineage))
-
-    async def _tell_published(
-        self, trainer: StepTrainer, channel: ReplicaChannel, stall_s: float = 0.0
-    ) -> None:
-        version, lineage, name = trainer.version, trainer.lineage, self._replica
-        await channel.send(
-            VersionPublished(replica=name, version=version, lineage=lineage, stall_s=stall_s)
-        )
-
-    async def _tell_saved(self, trainer: StepTrainer, path: str, channel: ReplicaChannel) -> None:
-        step, lineage = trainer.version - 1, trainer.lineage
-        await channel.send(
-            CheckpointSaved(replica=self._replica, step=step, path=path, lineage=lineage)
-        )
 
     async def _take(self, trainer: StepTrainer, train: Train) -> dict[str, float] | None:
         """Take a step; return its metrics, or ``None`` if a member died: then it is void."""
@@ -260,7 +252,7 @@ class PolicyProcess:
         finally:
             self._meter.enter("waiting", time.monotonic())
 
-    async def _stop(self, trainer: StepTrainer, stop: Stop, channel: ReplicaChannel | None) -> None:
+    async def _stop(self, trainer: StepTrainer, stop: Stop, tell: Telling) -> None:
         if stop.reason == SCALED_DOWN:
             return  # the others go on
         if not stop.cut:  # the run was over before this one came: it is as it was loaded
@@ -271,9 +263,9 @@ class PolicyProcess:
             return  # it came late: others save the last weights, or nobody has them
         if trainer.version:
             await self._blocking(trainer.settle_end)
-            await self._save(trainer, stop.cut, channel, self._saves.at_last)
-        elif channel is not None:
-            await self._tell_saved(trainer, "", channel)
+            await self._save(trainer, stop.cut, tell, self._saves.at_last)
+        else:
+            await tell.saved(trainer, "")
         if stop.reason == ALL_DONE:
             await self._export(trainer)
 
@@ -285,7 +277,7 @@ class PolicyProcess:
         self,
         trainer: StepTrainer,
         cut: bytes,
-        channel: ReplicaChannel | None,
+        tell: Telling,
         how: HowToSave,
     ) -> None:
         self._meter.enter("saving", time.monotonic())
@@ -293,8 +285,8 @@ class PolicyProcess:
         saving = functools.partial(self._writing, place, lambda: trainer.save(cut))
         path = await how(saving, functools.partial(self._report, trainer.version - 1))
         self._meter.enter("waiting", time.monotonic())
-        if channel is not None and path is not None:
-            await self._tell_saved(trainer, path, channel)
+        if path is not None:
+            await tell.saved(trainer, path)
 
     async def _report(self, step: int, values: Mapping[str, float], note: str = "") -> None:
         if self._place.rank == 0:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from torch import Tensor
+from torch import Tensor, nn
 
-from cosmos_app.recipe import WeightSyncConfig
+from cosmos_app.recipe import Recipe, WeightSyncConfig
+from cosmos_app.roles.weights import trained_shards
 from cosmos_parallel import ProcessContext
 from cosmos_weightsync import Shard, WeightReceiver, WeightSender, checkpoint_shards, shards_of
 from cosmos_weightsync.encodings import (
@@ -36,6 +37,22 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # (e4m3 scales of 2**-6 to 448, values to 6), and more coarsely down to 4e-4.
 _INPUT_SCALE = 2.0**-5
 _FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
+
+
+def published_shards(
+    model: nn.Module, recipe: Recipe, process: ProcessContext
+) -> Sequence[Shard] | EncodedShards:
+    """Return what a policy rank sends; adapters are quantised where they are added to the rest.
+
+    Args:
+        model: this rank's part.
+        recipe: of the run.
+        process: this rank; all ranks call this.
+    """
+    shards = trained_shards(model, recipe)
+    if recipe.model.training.lora is not None:
+        return shards
+    return quantised_shards(shards, recipe.weight_sync, process)
 
 
 def quantised_shards(

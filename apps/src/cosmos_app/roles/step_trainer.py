@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from cosmos_app.roles.publication import Publication
 from cosmos_app.step_share import StepShare
 from cosmos_core.messages import Train
 from cosmos_core.trajectory import Trajectory
@@ -79,6 +80,11 @@ class StepTrainer(Protocol):
         ...
 
     @property
+    def publication(self) -> Publication:
+        """What became of the version that was last to be published."""
+        ...
+
+    @property
     def endpoint(self) -> str:
         """Where this rank serves its weights."""
         ...
@@ -106,7 +112,11 @@ class StepTrainer(Protocol):
     def train(
         self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Take a step, publish it if asked, return its metrics."""
+        """Take a step, publish it if asked and if there is room, return its metrics."""
+        ...
+
+    def publish(self) -> Publication:
+        """Publish the weights it holds if there is room now."""
         ...
 
     def settle_end(self) -> None:

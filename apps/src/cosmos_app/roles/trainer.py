@@ -21,11 +21,12 @@ from cosmos_app.recipe import Recipe
 from cosmos_app.roles.batch_plan import batch_plan
 from cosmos_app.roles.critic import critic_figures, critic_step
 from cosmos_app.roles.elastic import Gathering
+from cosmos_app.roles.publication import Publication, publish_together
 from cosmos_app.roles.put_away import PutAway
-from cosmos_app.roles.quantised import quantised_shards
+from cosmos_app.roles.quantised import published_shards
 from cosmos_app.roles.run_checkpoints import RunCheckpoints
 from cosmos_app.roles.step_trainer import Seat
-from cosmos_app.roles.weights import publish_timed, sender_config, trained_shards
+from cosmos_app.roles.weights import sender_config
 from cosmos_app.step_share import (
     StepShare,
     batch_sizes,
@@ -55,8 +56,7 @@ from cosmos_parallel import (
     throughput,
     whole_step,
 )
-from cosmos_weightsync import Shard, WeightSender
-from cosmos_weightsync.encodings import EncodedShards
+from cosmos_weightsync import WeightSender
 
 
 class Trainer:
@@ -66,6 +66,7 @@ class Trainer:
         version: of the weights that the model holds; step k makes version k + 1.
         num_passes: forward passes so far; grows while a step is being worked on.
         problem: what was not finite in the last step, so that it changed nothing; empty if all was.
+        publication: what became of the version that was last to be published.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Trainer:
         self._scorers = scorers_of(self._algorithm, self._reference, self._teacher)
         tell_passes(self._count_pass, self._model, self._reference, self._teacher)
         self._sender = self._serve()
+        self.publication = Publication(version=self.version)
 
     @property
     def is_waiting(self) -> bool:
@@ -214,7 +216,7 @@ class Trainer:
     def train(
         self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Take one step and publish it if asked; return its metrics, the same on every rank.
+        """Take one step, `publish` it if asked; return its metrics, the same on every rank.
 
         Raises:
             ReplicaLostError: if a replica did not take part; nothing is updated.
@@ -226,7 +228,7 @@ class Trainer:
         self._move_reference()
         if self._gathering is not None:
             self._gathering.take()
-        stalled = publish_timed(self._sender, self.version) if train.publish else {}
+        published = self.publish().figures if train.publish else {}
         means = summarise_metrics(_without_sizes(report.metrics))
         return {
             **step_statistics(train, mask_truncated=self._recipe.trainer.mask_truncated),
@@ -239,8 +241,13 @@ class Trainer:
             "num_passes": float(report.num_passes),
             "skipped": float(report.outcome != "updated"),
             "replicas": float(self._seat.num_replicas),
-            **stalled,
+            **published,
         }
+
+    def publish(self) -> Publication:
+        """Publish the weights of now, or skip them where readers leave a rank no room."""
+        self.publication = publish_together(self._sender, self.version)
+        return self.publication
 
     def settle_end(self) -> None:
         """Settle which replica is the first of those that come and go, once there are no steps.
@@ -306,20 +313,13 @@ class Trainer:
         seat, process = self._seat, self._seat.mesh.process
         config = sender_config(self._recipe.weight_sync)
         sender = WeightSender(
-            self._published(),
+            published_shards(self._model, self._recipe, process),
             rank=process.rank,
             num_ranks=process.world_size,
             config=replace(config, bind_host=seat.host, token=seat.token),
         )
         sender.publish(self.version)
         return sender
-
-    def _published(self) -> Sequence[Shard] | EncodedShards:
-        """Return what this rank sends; adapters are quantised where they are added to the rest."""
-        shards = trained_shards(self._model, self._recipe)
-        if self._recipe.model.training.lora is not None:
-            return shards
-        return quantised_shards(shards, self._recipe.weight_sync, self._seat.mesh.process)
 
     def _take(self, batches: Sequence[TokenBatch]) -> StepReport:
         if not self._algorithm.scores_first:

@@ -20,7 +20,6 @@ from cosmos_weightsync import (
     SenderConfig,
     Shard,
     WeightReceiver,
-    WeightSender,
     converted_shards,
     shards_of,
 )
@@ -28,12 +27,17 @@ from cosmos_weightsync.encodings import adapter_shards
 from cosmos_weightsync.integrations.vllm import EngineBrokenError, LoadTimes, VLLMWeightClient
 
 _MIB = 1 << 20
+_GRACE_S = 10.0
 
 
 def sender_config(config: WeightSyncConfig) -> SenderConfig:
-    """Return how a sender serves."""
-    wire = "" if config.quantised else config.wire_dtype
-    return SenderConfig(wire_dtype=wire, bucket_bytes=int(config.bucket_mib * _MIB))
+    """Return how a sender serves: receivers give up by themselves before it hangs up on them."""
+    return SenderConfig(
+        wire_dtype="" if config.quantised else config.wire_dtype,
+        bucket_bytes=int(config.bucket_mib * _MIB),
+        max_snapshots=config.snapshots,
+        read_timeout_s=config.deadline_s + _GRACE_S,
+    )
 
 
 def trained_shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
@@ -49,13 +53,6 @@ def trained_shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
         for name, parameter in model.named_parameters()
         if not is_of_value_head(name)
     )
-
-
-def publish_timed(sender: WeightSender, version: int) -> dict[str, float]:
-    """Publish; return in ``publish_s`` for how long this rank stood still for the snapshot."""
-    began = time.perf_counter()
-    sender.publish(version)
-    return {"publish_s": time.perf_counter() - began}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

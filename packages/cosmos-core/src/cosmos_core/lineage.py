@@ -11,7 +11,13 @@ number of the *lineage* that trains now, and weights are known by their lineage 
 
 from collections.abc import Sequence
 
-from cosmos_core.messages import CheckpointSaved, Event, StepFinished, VersionPublished
+from cosmos_core.messages import (
+    CheckpointSaved,
+    Event,
+    PublicationSkipped,
+    StepFinished,
+    VersionPublished,
+)
 
 
 def is_on_line(line: Sequence[int], lineage: int, version: int) -> bool:
@@ -24,7 +30,7 @@ def is_of_lost_weights(event: Event, line: Sequence[int]) -> bool:
     match event:
         case StepFinished(step=step) | CheckpointSaved(step=step):
             return not is_on_line(line, event.lineage, step + 1)
-        case VersionPublished():
+        case VersionPublished() | PublicationSkipped():
             return not is_on_line(line, event.lineage, event.version)
         case _:
             return False

@@ -66,8 +66,9 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     ``endpoints`` where a policy replica serves that version and later ones, one per rank: without,
     no rollout replica is told to load them; or where a rollout replica will serve what it loads;
     ``lineage`` is that of its weights (`cosmos_core.lineage`). ``host`` is the machine it runs on,
-    by any name that others there use too. ``incarnation`` tells processes of one name apart; the
-    bus fills it in.
+    by any name that others there use too. ``published`` is the version that a policy replica serves
+    where that is another than the one it holds. ``incarnation`` tells processes of one name apart;
+    the bus fills both in.
     ValueError for another role, and for a rollout replica without slots.
     """
 
@@ -78,6 +79,7 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     lineage: int = 0
     endpoints: tuple[str, ...] = ()
     host: str = ""
+    published: int | None = None
     incarnation: str = ""
 
     def __post_init__(self) -> None:
@@ -144,13 +146,29 @@ class StepFinished(Message, frozen=True, kw_only=True, tag=True):
 class VersionPublished(Message, frozen=True, kw_only=True, tag=True):
     """A policy replica serves this weight version: its snapshot is taken.
 
-    ``stall_s`` is how long it stood still for that; 0 if it is not known.
+    ``stall_s`` is how long it stood still for that, the rank that did so longest; 0 if it is not
+    known.
     """
 
     replica: str
     version: int
     lineage: int = 0
     stall_s: float = 0.0
+
+
+class PublicationSkipped(Message, frozen=True, kw_only=True, tag=True):
+    """A policy replica has this weight version and serves it to nobody yet: it waits for no reader.
+
+    Others are being read in all the memory that it has for snapshots; ``held_by`` says which, by
+    whom. It publishes this version while it waits for a step, or else the next one. ``stall_s`` is
+    how long it stood still to find that out.
+    """
+
+    replica: str
+    version: int
+    lineage: int = 0
+    stall_s: float = 0.0
+    held_by: str = ""
 
 
 class VersionLoaded(Message, frozen=True, kw_only=True, tag=True):
@@ -217,6 +235,7 @@ Event = (
     | GroupFailed
     | StepFinished
     | VersionPublished
+    | PublicationSkipped
     | VersionLoaded
     | LoadFailed
     | CheckpointSaved
@@ -261,7 +280,8 @@ class Train(Message, frozen=True, kw_only=True, tag=True):
     """Policy: take step ``step`` on these groups; every policy replica gets the same list.
 
     ``cut`` is the controller's own state to be stored in a checkpoint of this step, msgpack;
-    empty when no checkpoint is due. ``publish`` orders a snapshot of version ``step + 1``.
+    empty when no checkpoint is due. ``publish`` orders a snapshot of version ``step + 1``, or to
+    skip it where there is no room for one.
     ``line`` says which weights the step is taken from; for who has others it is a `FallBack`.
     """
 

@@ -54,7 +54,7 @@ if _TYPE_CHECKING:
     from cosmos_weightsync.membership import Quorum
     from cosmos_weightsync.placing import block_scale_box, placed_shard
     from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
-    from cosmos_weightsync.sender import SenderConfig, WeightSender
+    from cosmos_weightsync.sender import Publication, SenderConfig, WeightSender
     from cosmos_weightsync.shards import Shard, shards_of
 
 _LATER = {
@@ -63,6 +63,7 @@ _LATER = {
     "FileReceiverConfig": "files",
     "FileSender": "files",
     "FileSenderConfig": "files",
+    "Publication": "sender",
     "Quorum": "membership",
     "ReceiverConfig": "receiver",
     "SenderConfig": "sender",
@@ -106,6 +107,7 @@ __all__ = [
     "PlanStats",
     "PlanTooLargeError",
     "ProtocolError",
+    "Publication",
     "Quorum",
     "QuorumError",
     "ReceiverConfig",

@@ -14,11 +14,25 @@ from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.layout import Layout
 
-__all__ = ["Holder", "PinnedVersion", "Region", "Role", "VersionRange"]
+__all__ = ["Holder", "PinnedVersion", "Reader", "Region", "Role", "VersionRange"]
 
 Role = Literal["sender", "receiver"]
 Region = tuple[str, Box]
 """The name of a tensor and a box of it."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reader:
+    """Who reads a version.
+
+    Attributes:
+        name: For errors, and for whoever waits for it.
+        hang_up: Ends the conversation with it at once; from any thread. Its version is released
+            soon after, by the thread that converses.
+    """
+
+    name: str
+    hang_up: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +43,18 @@ class VersionRange:
         at_least: The oldest.
         at_most: The newest; ``None`` is any.
         prefer: Which of several.
+        is_spare: Whether the reader does without if the holder needs the memory for newer ones.
     """
 
     at_least: int
     at_most: int | None = None
     prefer: Literal["newest", "oldest"] = "newest"
+    is_spare: bool = False
 
     @classmethod
-    def exactly(cls, version: int) -> "VersionRange":
+    def exactly(cls, version: int, *, is_spare: bool = False) -> "VersionRange":
         """This one and no other."""
-        return cls(version, version)
+        return cls(version, version, is_spare=is_spare)
 
     def __contains__(self, version: int) -> bool:
         return max(self.at_least, 0) <= version and (
@@ -57,6 +73,11 @@ class PinnedVersion(Protocol):
     @property
     def run_id(self) -> str:
         """Of the trainer that made it."""
+        ...
+
+    @property
+    def reader(self) -> Reader:
+        """For whom."""
         ...
 
     @property
@@ -97,18 +118,16 @@ class Holder(Protocol):
         """
         ...
 
-    def pin(
-        self, wanted: VersionRange, deadline: Deadline, hang_up: Callable[[], None]
-    ) -> PinnedVersion:
+    def pin(self, wanted: VersionRange, deadline: Deadline, reader: Reader) -> PinnedVersion:
         """Hold a version for a reader; waits for one that will do.
 
         Args:
             wanted: Which will do.
             deadline: When to give up.
-            hang_up: Ends the reader's conversation at once; from any thread.
+            reader: Who is to have it.
 
         Raises:
-            VersionGoneError: it has only newer ones.
+            VersionGoneError: it has only newer ones, or none to spare.
             DeadlineError: it got none in time.
             PeerLostError: the holder is closing.
         """

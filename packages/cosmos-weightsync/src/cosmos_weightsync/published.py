@@ -1,12 +1,12 @@
 """A sender rank's snapshots as a holder: published versions that readers can pin."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.holding import Region, VersionRange
+from cosmos_weightsync.holding import Reader, Region, VersionRange
 from cosmos_weightsync.layout import Layout
-from cosmos_weightsync.snapshots import Snapshot, SnapshotStore
+from cosmos_weightsync.snapshots import Pin, SnapshotStore
 
 __all__ = ["PublishedVersions"]
 
@@ -29,22 +29,24 @@ class PublishedVersions:
         """What this rank offers; known from the start."""
         return self._layout
 
-    def pin(
-        self, wanted: VersionRange, deadline: Deadline, hang_up: Callable[[], None]
-    ) -> "_PinnedSnapshot":
-        """Hold a version; it stays until it is released, so nobody is ever hung up on."""
-        snapshot = self._store.pin(wanted.at_least, wanted.prefer, deadline, at_most=wanted.at_most)
-        return _PinnedSnapshot(self._store, snapshot, self._run_id)
+    def pin(self, wanted: VersionRange, deadline: Deadline, reader: Reader) -> "_PinnedSnapshot":
+        """Hold a version: it stays until it is released, and the reader may be too late for that.
+
+        Who reads for too long is hung up on; see `SnapshotStore`.
+        """
+        pin = self._store.pin(wanted, deadline, reader)
+        return _PinnedSnapshot(self._store, pin, self._run_id)
 
 
 class _PinnedSnapshot:
     """A `cosmos_weightsync.holding.PinnedVersion`."""
 
-    def __init__(self, store: SnapshotStore, snapshot: Snapshot, run_id: str) -> None:
+    def __init__(self, store: SnapshotStore, pin: Pin, run_id: str) -> None:
         self._store = store
-        self._snapshot: Snapshot | None = snapshot
-        self._version = snapshot.version
-        self._held = snapshot.held
+        self._pin: Pin | None = pin
+        self._version = pin.version
+        self._held = pin.snapshot.held
+        self._reader = pin.reader
         self._run_id = run_id
 
     @property
@@ -54,6 +56,10 @@ class _PinnedSnapshot:
     @property
     def run_id(self) -> str:
         return self._run_id
+
+    @property
+    def reader(self) -> Reader:
+        return self._reader
 
     @property
     def is_whole(self) -> bool:
@@ -66,6 +72,6 @@ class _PinnedSnapshot:
         """It is whole from the start."""
 
     def release(self) -> None:
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is not None:
-            self._store.unpin(snapshot)
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            self._store.unpin(pin)

@@ -217,8 +217,8 @@ def _base_of(
             f"{pinned.version} of run {pinned.run_id!r}"
         )
     try:
-        wanted = VersionRange.exactly(offer.version)
-        base = holder.pin(wanted, deadline.within(1.0), lambda: None)
+        wanted = VersionRange.exactly(offer.version, is_spare=True)
+        base = holder.pin(wanted, deadline.within(1.0), pinned.reader)
     except (VersionGoneError, DeadlineError):
         return None
     return base

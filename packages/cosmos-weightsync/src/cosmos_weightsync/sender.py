@@ -3,7 +3,7 @@
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +35,7 @@ from cosmos_weightsync.transports import (
 )
 from cosmos_weightsync.versions import version_number
 
-__all__ = ["SenderConfig", "WeightSender", "standard_transports"]
+__all__ = ["Publication", "SenderConfig", "WeightSender", "standard_transports"]
 
 SnapshotMemory = Literal["shared", "private"]
 
@@ -50,7 +50,8 @@ class SenderConfig:
         bucket_bytes: Small pieces are packed into a bucket of this size. All receivers share it:
             where many fetch at the same time, some wait for others.
         max_snapshots: Copies of this rank's shards that may exist, at least 2. A third is
-            allocated only when receivers read two versions at the same time.
+            allocated only when receivers read two versions at the same time. With n of them
+            receivers may read n - 1 versions at the same time, and the next still has a buffer.
         num_bases: Versions that receivers have fetched and that are kept for these to ask for
             changes only (`ReceiverConfig.reuse`); each is one more copy of this rank's shards.
             With 0, only what happens to be there still is built on: enough for receivers that
@@ -58,6 +59,9 @@ class SenderConfig:
         bind_host: The address to listen on, and the one receivers are told.
         token: Receivers must show it. Must be given if ``bind_host`` is not loopback.
         publish_timeout_s: How long `WeightSender.publish` may wait for a free buffer.
+        read_timeout_s: How long one receiver may read one version while its buffer is wanted for
+            the next; one that is slower is hung up on, and may come again. Give more than
+            receivers give themselves (``timeout_s`` of `WeightReceiver.stage`).
         run_id: Equal on all ranks of one run of the trainer and on no other run: versions of two
             runs that carry the same number are then never mixed. If empty, senders make one: a
             single rank by itself, several with `torch.distributed`, where all ranks make their
@@ -77,6 +81,7 @@ class SenderConfig:
     bind_host: str = "127.0.0.1"
     token: str = ""
     publish_timeout_s: float = 300.0
+    read_timeout_s: float = 600.0
     run_id: str = ""
     directory: str = ""
     idle_s: float = 3600.0
@@ -90,10 +95,27 @@ class SenderConfig:
             )
         check_choice("snapshot_memory", self.snapshot_memory, SnapshotMemory)
         check_wait("idle_s", self.idle_s)
+        check_wait("read_timeout_s", self.read_timeout_s)
         check_exposure(self.bind_host, self.token)
         check_address(self.bind_host)
         if self.directory:
             parse_endpoint(self.directory)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """What became of a version that was not to wait for receivers.
+
+    Attributes:
+        version: Which.
+        is_published: Whether receivers can have it; else it was skipped.
+        readers: Which versions had all buffers of this rank when it was skipped, and who reads
+            them; empty if it was published, or only other ranks had no buffer.
+    """
+
+    version: int
+    is_published: bool
+    readers: tuple[str, ...] = ()
 
 
 def standard_transports() -> tuple[Transport, ...]:
@@ -158,6 +180,7 @@ class WeightSender:
             max_snapshots=config.max_snapshots,
             num_bases=config.num_bases,
             memory=config.snapshot_memory,
+            read_s=config.read_timeout_s,
         )
         identity = HolderIdentity(
             role="sender",
@@ -212,24 +235,60 @@ class WeightSender:
         """Copy the shards, cast to the wire dtype; when this returns training may go on.
 
         Replaces a version that no receiver has begun to fetch; one that is being fetched stays
-        whole until it has been. Called from one thread.
+        whole until it has been. Where receivers read as many versions as there are buffers, this
+        waits for one of them; `try_publish` does not. Called from one thread.
 
         Raises:
             VersionError: the version is not newer than the last, the sender is closed, or this is a
                 child of the process that made it.
             LayoutError: the model has moved into other memory than it was described in.
-            DeadlineError: receivers hold all buffers and none was freed in time.
+            DeadlineError: receivers hold all buffers and none was freed in time; names them.
         """
-        version = version_number(version)
-        if os.getpid() != self._process:
-            raise VersionError(
-                f"version {version}: this process is a fork of {self._process}, from which "
-                "receivers fetch: publish there, or make a sender here"
-            )
-        self._source.check_in_place()
+        version = self._checked(version)
         self._snapshots.publish(version, Deadline.after(self._config.publish_timeout_s))
-        if self._attendance is not None:
-            self._attendance.hold(version, self._run_id)
+        self._tell(version)
+
+    def try_publish(self, version: int, *, agree: Callable[[bool], bool] = bool) -> Publication:
+        """Copy the shards as `publish` does, or skip the version: receivers are not waited for.
+
+        It is skipped where receivers read as many versions as there are buffers. They finish with
+        what they read, and get the next version that is published; the same version may be tried
+        again as long as the shards are as they were.
+
+        Args:
+            version: Newer than the last that was published.
+            agree: Told whether this rank has a buffer, returns whether all ranks have, on each of
+                them: no version is then published by some ranks only, which no receiver gets
+                whole. Called once by each rank. For one rank it is what the rank says.
+
+        Raises:
+            VersionError: as `publish`.
+            LayoutError: as `publish`.
+
+        Example:
+            >>> def agree(is_free: bool) -> bool:
+            ...     free = torch.tensor(int(is_free))
+            ...     dist.all_reduce(free, dist.ReduceOp.MIN)
+            ...     return bool(free)
+            >>> sender.try_publish(7, agree=agree)
+            Publication(version=7, is_published=True, readers=())
+        """
+        version = self._checked(version)
+        buffer = self._snapshots.reserve(version)
+        readers = self._snapshots.readers() if buffer is None else ()
+        try:
+            is_published = agree(buffer is not None) and buffer is not None
+        except BaseException:
+            if buffer is not None:
+                self._snapshots.release(buffer)
+            raise
+        if buffer is not None:
+            if not is_published:
+                self._snapshots.release(buffer)
+            else:
+                self._snapshots.fill(buffer, version)
+                self._tell(version)
+        return Publication(version=version, is_published=is_published, readers=readers)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Hang up on every receiver and end all threads. May be repeated.
@@ -250,6 +309,20 @@ class WeightSender:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _checked(self, version: int) -> int:
+        version = version_number(version)
+        if os.getpid() != self._process:
+            raise VersionError(
+                f"version {version}: this process is a fork of {self._process}, from which "
+                "receivers fetch: publish there, or make a sender here"
+            )
+        self._source.check_in_place()
+        return version
+
+    def _tell(self, version: int) -> None:
+        if self._attendance is not None:
+            self._attendance.hold(version, self._run_id)
 
     def _attend(self, rank: int, num_ranks: int) -> Attendance:
         member = Member(

@@ -43,7 +43,7 @@ from cosmos_weightsync.errors import (
     WeightSyncError,
 )
 from cosmos_weightsync.frames import ControlConnection
-from cosmos_weightsync.holding import Holder, PinnedVersion, Role, VersionRange
+from cosmos_weightsync.holding import Holder, PinnedVersion, Reader, Role, VersionRange
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.machines import this_machine
 from cosmos_weightsync.planning import Piece
@@ -213,7 +213,8 @@ class ServingSession:
             None if at_most is None else int(at_most),
             "oldest" if frame["prefer"] == "oldest" else "newest",
         )
-        self._pinned = self._identity.holder.pin(wanted, deadline, self.close)
+        reader = Reader(self._connection.peer, self.close)
+        self._pinned = self._identity.holder.pin(wanted, deadline, reader)
         answer = {
             "version": self._pinned.version,
             "run": self._pinned.run_id,

@@ -21,7 +21,7 @@ from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionGoneError
-from cosmos_weightsync.holding import Region, VersionRange
+from cosmos_weightsync.holding import Reader, Region, VersionRange
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.shards import Shard
 
@@ -153,7 +153,7 @@ class Shadow:
                 raise PeerLostError("the receiver is closing")
             return self._layout
 
-    def pin(self, wanted: VersionRange, deadline: Deadline, hang_up: Callable[[], None]) -> "_Pin":
+    def pin(self, wanted: VersionRange, deadline: Deadline, reader: Reader) -> "_Pin":
         """Hold the version for a reader; waits until it is one that will do."""
 
         def fits() -> bool:
@@ -169,7 +169,7 @@ class Shadow:
             self._wait(fits, f"version {wanted.at_least} to reach this receiver", deadline)
             if self._is_closed:
                 raise PeerLostError("the receiver is closing")
-            pin = _Pin(self, self._version, self._run_id, hang_up)
+            pin = _Pin(self, self._version, self._run_id, reader)
             self._pins.add(pin)
             return pin
 
@@ -237,7 +237,7 @@ class Shadow:
         """Called with the lock held."""
         pins, self._pins = self._pins, set()
         for pin in pins:
-            pin.hang_up()
+            pin.reader.hang_up()
         self._changed.notify_all()
 
     def _wait(self, is_ready: Callable[[], bool], what: str, deadline: Deadline) -> None:
@@ -267,13 +267,11 @@ class _Regions:
 class _Pin:
     """A `cosmos_weightsync.holding.PinnedVersion` of a shadow."""
 
-    def __init__(
-        self, shadow: Shadow, version: int, run_id: str, hang_up: Callable[[], None]
-    ) -> None:
+    def __init__(self, shadow: Shadow, version: int, run_id: str, reader: Reader) -> None:
         self._shadow = shadow
         self._version = version
         self._run_id = run_id
-        self.hang_up = hang_up
+        self.reader = reader
 
     @property
     def version(self) -> int:

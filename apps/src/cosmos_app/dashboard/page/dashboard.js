@@ -112,7 +112,8 @@ function drawReplicas(replicas) {
     const head = element("th", "", replica.name);
     head.scope = "row";
     const stall = replica.num_loads ? `${Math.round(1000 * replica.stalled_s / replica.num_loads)} ms` : "–";
-    const weights = replica.publish_ms !== null ? `held up ${replica.publish_ms.toFixed(1)} ms`
+    const skipped = replica.num_skipped ? `, ${replica.num_skipped} skipped` : "";
+    const weights = replica.publish_ms !== null ? `held up ${replica.publish_ms.toFixed(1)} ms${skipped}`
       : replica.served_s !== null ? `served after ${replica.served_s.toFixed(2)} s` : "–";
     const silent = replica.silent_s === null ? "–" : `${replica.silent_s.toFixed(1)} s`;
     row.append(head, element("td", "wide", replica.doing));

@@ -26,6 +26,7 @@ from cosmos_core.messages import (
     Stop,
     Train,
     VersionLoaded,
+    VersionPublished,
     decode_command,
     encode_message,
 )
@@ -119,9 +120,13 @@ class ReplicaChannel:
             case VersionLoaded():
                 self._joined = msgspec.structs.replace(self._joined, version=event.version)
             case StepFinished():
+                joined = self._joined
+                served = joined.version if joined.published is None else joined.published
                 self._joined = msgspec.structs.replace(
-                    self._joined, version=event.step + 1, lineage=event.lineage
+                    joined, version=event.step + 1, lineage=event.lineage, published=served
                 )
+            case VersionPublished():
+                self._joined = msgspec.structs.replace(self._joined, published=event.version)
             case _:
                 pass
         await self._append(event)

@@ -44,6 +44,7 @@ from cosmos_core.messages import (
     GroupFinished,
     LoadFailed,
     Progress,
+    PublicationSkipped,
     ReplicaJoined,
     ReplicaLeft,
     ScaleRequested,
@@ -202,8 +203,8 @@ class Controller:
                 self._answer(replica, event, now)
             case StepFinished():
                 self._steps.finish(replica, event.step, now)
-            case VersionPublished():
-                replica.published = max(replica.published, event.version)
+            case VersionPublished() | PublicationSkipped():
+                self._replicas.note_publication(replica, event)
                 self._behind.update(self.state.replicas)
             case VersionLoaded() | LoadFailed():
                 self._loaded(replica, event, now)

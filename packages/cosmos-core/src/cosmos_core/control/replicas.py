@@ -10,7 +10,14 @@ from cosmos_core.control.state import (
     ControllerState,
     ReplicaState,
 )
-from cosmos_core.messages import GroupFailed, GroupFinished, ReplicaJoined, VersionLoaded
+from cosmos_core.messages import (
+    GroupFailed,
+    GroupFinished,
+    PublicationSkipped,
+    ReplicaJoined,
+    VersionLoaded,
+    VersionPublished,
+)
 
 _STALE_ENTRIES = 4
 _RELOAD_AFTER_S = 1.0
@@ -39,6 +46,7 @@ class ReplicaTable:
     def add(self, event: ReplicaJoined, now: float) -> ReplicaState:
         """Register a replica."""
         counters = self._state.counters
+        served = event.version if event.published is None else event.published
         replica = ReplicaState(
             name=event.replica,
             role=event.role,
@@ -50,7 +58,7 @@ class ReplicaTable:
             seen_s=now,
             host=event.host,
             joined_s=now,
-            published=event.version if event.role == "policy" else UNKNOWN_VERSION,
+            published=served if event.role == "policy" else UNKNOWN_VERSION,
         )
         counters.replicas_joined += 1
         self._state.silent.pop(replica.name, None)
@@ -93,6 +101,19 @@ class ReplicaTable:
         replica.failed_loads, replica.load_failure = 0, ""
         self._count_slots(replica, 1)
         self._enter(replica)
+
+    def note_publication(
+        self, policy: ReplicaState, event: VersionPublished | PublicationSkipped
+    ) -> None:
+        """Note which weights a policy serves, or that it has newer ones which it does not serve."""
+        if isinstance(event, VersionPublished):
+            policy.published = max(policy.published, event.version)
+            if policy.published >= policy.skipped_version:
+                policy.held_by = ""
+        elif event.version > max(policy.published, policy.skipped_version):
+            policy.skipped_version, policy.held_by = event.version, event.held_by
+            policy.skipped += 1
+            self._state.counters.publications_skipped += 1
 
     def note_load(self, replica: ReplicaState, event: VersionLoaded) -> None:
         """Note which weights a replica has loaded, from whom, and where it serves them."""

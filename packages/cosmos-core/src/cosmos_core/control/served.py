@@ -1,6 +1,12 @@
 """What publications cost: how long each policy stood still, and when each rollout served them."""
 
-from cosmos_core.messages import Event, ReplicaJoined, VersionLoaded, VersionPublished
+from cosmos_core.messages import (
+    Event,
+    PublicationSkipped,
+    ReplicaJoined,
+    VersionLoaded,
+    VersionPublished,
+)
 
 _MOST_VERSIONS = 64  # a replica this far behind is no longer waited for
 
@@ -26,6 +32,8 @@ class ServedTimes:
             now: when it was taken in, in seconds.
         """
         match event:
+            case PublicationSkipped():
+                self._last[event.replica] = {"publish_ms": 1e3 * event.stall_s}
             case VersionPublished():
                 if event.stall_s > 0.0:
                     self._last[event.replica] = {"publish_ms": 1e3 * event.stall_s}
@@ -46,7 +54,8 @@ class ServedTimes:
     def last(self, replica: str) -> dict[str, float]:
         """Return what a replica's last publication or load was like, by name.
 
-        ``publish_ms`` is for how long a policy stood still, ``served_s`` the seconds until a
+        ``publish_ms`` is for how long a policy stood still, its rank that did so longest, be it to
+        find that there was no room to publish; ``served_s`` the seconds until a
         rollout sampled with a version; nothing of a replica without either.
         """
         return dict(self._last.get(replica, {}))

@@ -45,7 +45,9 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     counts groups given to it; ``loading`` is the version it was told to load, from the rollout
     replica ``loading_from`` if that is not empty; ``has_loaded`` says whether it has loaded any
     since it joined; ``published`` is what a policy replica serves, ``endpoints`` where it does, or
-    where a rollout replica serves what it loads; ``ordered`` says whether it was ordered a step
+    where a rollout replica serves what it loads; ``skipped`` counts versions that it had and did
+    not publish with their step, ``skipped_version`` is the last, and ``held_by`` says who read
+    others then, until one as new is published; ``ordered`` says whether it was ordered a step
     since it joined. ``failures`` counts groups that failed since the last that came back;
     ``resting`` says that it is given nothing because of them until ``rest_until_s``, and
     ``last_failure`` names the last. ``failed_loads`` counts loads of weights that failed since the
@@ -72,6 +74,9 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     has_loaded: bool = False
     retry_at_s: float = 0.0
     published: int = UNKNOWN_VERSION
+    skipped: int = 0
+    skipped_version: int = UNKNOWN_VERSION
+    held_by: str = ""
     ordered: bool = False
     stopped: bool = False
     failures: int = 0
@@ -178,6 +183,7 @@ class Counters(msgspec.Struct, kw_only=True):
     loads: int = 0
     loads_from_rollouts: int = 0
     loads_failed: int = 0
+    publications_skipped: int = 0
     reports_lost: int = 0
     steps_void: int = 0
     steps_skipped: int = 0

@@ -1,6 +1,6 @@
 """What a person wants to know of a run: its figures, and in one line who is waited for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -58,6 +58,8 @@ def status_of(
                 "last_failure": replica.last_failure,
                 "failed_loads": replica.failed_loads,
                 "load_failure": replica.load_failure,
+                "skipped": replica.skipped,
+                "held_by": replica.held_by,
                 "silent_s": now - replica.seen_s,
                 "first_group_s": replica.first_group_s if replica.first_group_s >= 0 else None,
             }
@@ -216,7 +218,8 @@ def _weights(state: ControllerState, config: ControllerConfig, now: float) -> st
     if not behind and published < state.step:
         policies = state.policies()
         late = [policy for policy in policies if policy.version >= state.step] or policies
-        return f"version {state.step} to be published by {', '.join(p.name for p in late)}"
+        names = ", ".join(policy.name for policy in late)
+        return f"version {state.step} to be published by {names}{_held(late)}"
     if not behind:
         return ""
     if not any(policy.endpoints for policy in state.policies() if policy.published == published):
@@ -228,4 +231,14 @@ def _weights(state: ControllerState, config: ControllerConfig, now: float) -> st
         for replica in state.rollouts()
         if replica.name in behind and replica.failed_loads >= FAILURES_ALLOWED
     )
+    said += _held(state.policies())
     return f"version {published} to load on {', '.join(behind)}{said}"
+
+
+def _held(policies: Sequence[ReplicaState]) -> str:
+    """Say which policies have newer weights that they do not serve, and who is in the way."""
+    return "".join(
+        f"; {policy.name} has no room to serve version {policy.skipped_version}: {policy.held_by}"
+        for policy in policies
+        if policy.held_by
+    )

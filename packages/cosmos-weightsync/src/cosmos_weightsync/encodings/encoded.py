@@ -46,7 +46,6 @@ class EncodedShards:
         specs: What receivers see and get, in order.
         hollow: What they see of tensors that have no element.
         is_cuda: Whether live values lie on a CUDA device.
-        may_spoil: Whether ``prepare(spoils=True)`` is another than ``prepare()``.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class EncodedShards:
         for entry in self._encoded:
             is_once = group is None and has_one_pass(entry.encoding, entry.shard)
             (self._once if is_once else self._twice).append(entry)
-        self.may_spoil = bool(self._once)
         self.specs, self.hollow = tuple(specs), tuple(hollow)
         self.is_cuda = any(entry.shard.tensor.is_cuda for entry in self._entries)
         self._cut_blocks = CutBlocks(

@@ -1,0 +1,51 @@
+"""What the orders of a controller keep, whatever happens around it."""
+
+import itertools
+from typing import Protocol
+
+from cosmos_core.control import Controller
+from cosmos_core.messages import LoadVersion, Train
+
+
+class Serving(Protocol):
+    """A policy replica: which process it is, and what that one serves."""
+
+    incarnation: str
+    published: int
+
+
+def check_step(train: Train, controller: Controller, trained: dict[int, tuple[int, ...]]) -> None:
+    """Hold that a step is whole, of prompts that no other step has, and within the bound.
+
+    Args:
+        train: the order.
+        controller: that gave it.
+        trained: the prompts of steps ordered before; those of this step or later are void.
+    """
+    config = controller.config
+    for later in [step for step in trained if step >= train.step]:
+        del trained[later]
+    assert len(train.groups) == config.groups_per_step
+    ordinals = tuple(int(group[0].key.split("/")[0].split(".")[2]) for group in train.groups)
+    assert list(ordinals) == sorted(set(ordinals))
+    taken = set(itertools.chain(*trained.values()))
+    assert not taken & set(ordinals), "a prompt is trained on twice"
+    trained[train.step] = ordinals
+    for group in train.groups:
+        staleness = train.step - min(sample.oldest_version for sample in group)
+        assert staleness >= 0
+        if config.staleness.policy in {"block", "drop"}:
+            assert staleness <= config.staleness.bound
+
+
+def check_load(order: LoadVersion, controller: Controller, policy: Serving) -> None:
+    """Hold that weights are ordered from who serves them.
+
+    Args:
+        order: to load weights.
+        controller: that gave it.
+        policy: the replica whose endpoint the order names, as it is now.
+    """
+    (name,) = order.endpoints
+    if controller.incarnation_of(name) == policy.incarnation:
+        assert order.version <= policy.published, "nobody serves it"
