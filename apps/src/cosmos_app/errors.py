@@ -66,6 +66,22 @@ class UnusablePromptsError(DataError):
     """Raised when a run has ended because engine, tokenizer and prompts do not fit one another."""
 
 
+class UnrewardedSamplesError(DataError):
+    """Raised when a run has ended because a reward gave no sample a finite number: names it."""
+
+
+class EqualRewardsError(DataError):
+    """Raised when a run has ended because no group it sampled had rewards that differ."""
+
+
+class FailingGroupsError(RunError):
+    """Raised when a run has ended because every group failed for too long: says of what."""
+
+
+class StandstillError(RunError):
+    """Raised when a run has ended because somebody was waited for in vain: says for whom."""
+
+
 class StarvedSlotsError(RunError):
     """Raised by 'check' when a recipe has more rollout slots than its admission can fill."""
 
