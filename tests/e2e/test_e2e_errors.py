@@ -147,6 +147,15 @@ def test_replicas_that_take_too_long_to_start_end_and_say_what_to_set(runner: Ru
     )
 
 
+def test_a_warm_up_that_gets_no_further_ends_and_says_what_to_set(runner: Runner) -> None:
+    run = runner.start(*SMALL, "warmup.steps=3", "launch.stall_s=0.1", "launch.restarts=0")
+    assert run.finish() == 1
+    assert (
+        "warmup: reading its data and model (launch.stall_s) took more than 0.1 s, so it ends"
+        in run.logs()
+    )
+
+
 def test_a_busy_port_is_named(runner: Runner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]

@@ -1,6 +1,7 @@
 """Errors of the app, and which errors of the packages end a command with a message.
 
 Exit codes: 1 the run failed, 2 the recipe or its files are wrong, 3 stopped before the last step.
+A run that got no further ends with 2 if the same recipe would do so again, otherwise with 1.
 """
 
 import errno

@@ -214,7 +214,7 @@ class LaunchConfig:
             file system is gone; the run goes on from the newest checkpoint that is whole.
         stall_s: a learner on given data that is in one pass over its data, or in reading them, for
             longer ends itself, as one whose file system or whose other rank is gone; it is started
-            again, and goes on from the newest checkpoint or from what others have.
+            again, and goes on from the newest checkpoint or from what others have. So is a warm-up.
         sink_s: longest that a sink may take for one record, or to be closed, when the run is over.
         stop_grace_s: time for a clean stop before processes are killed.
         preload: replicas of one process are forked from one that has imported what they need, so
