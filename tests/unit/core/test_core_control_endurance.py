@@ -267,11 +267,27 @@ def test_a_group_that_takes_longer_than_others_take_to_fail_is_waited_for() -> N
     run = Run(has_rollout=False)
     run.tell(ReplicaJoined(replica="rollout-0", role="rollout", slots=2))
     slow = run.asked.pop(1)
-    assert fail_until_stopped(run, 1000) >= 1000
+    assert fail_until_stopped(run, 350) >= 350
     assert run.stopping == ""
     run.asked.insert(0, slow)
     run.answer(0.0, 1.0)
     assert run.controller.state.endurance.failed == 0
+
+
+def test_one_that_never_comes_back_is_waited_for_four_times_as_long() -> None:
+    run = Run(has_rollout=False)
+    run.tell(ReplicaJoined(replica="rollout-0", role="rollout", slots=2))
+    run.asked.pop(1)
+    lasted_s = fail_until_stopped(run, 1000)
+    assert 400 <= lasted_s < 450
+    assert run.stopping.startswith(FAILING)
+
+
+def test_failures_are_counted_where_policies_are_missing_too() -> None:
+    run = Run()
+    run.tell(ReplicaLeft(replica="policy-0", reason="killed"))
+    assert fail_until_stopped(run, 1000) < 150
+    assert run.stopping.startswith(FAILING)
 
 
 def test_failures_while_a_step_is_trained_are_not_counted() -> None:

@@ -17,6 +17,7 @@ FAILING = "nothing but failures"
 STANDSTILL = "the run gets no further"
 _FEWEST_FAILED = 3
 _FOR_EACH_IN_WORK = 20
+_LONGEST_EXCUSE = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +33,9 @@ class EnduranceConfig:
             reward that takes too long, or whose service is away, is waited for instead.
         equal_groups: so many groups in a row whose rewards were all equal, where
             ``trainer.drop_zero_signal`` drops such groups; and 20 for each that is in work.
-        failing_s: seconds for which groups have come back, and each had failed, while the policy
-            waited for them: a reward service or an engine that is away and does not come back.
+        failing_s: seconds for which groups have come back, and each had failed, while nothing was
+            trained: a reward service or an engine that is away and does not come back. Groups in
+            work that take longer are waited for, up to four times as long.
         standstill_s: seconds in which nobody had anything to do: a replica that does not join,
             weights that nobody can load. Not while somebody has scaled rollouts to none.
     """
@@ -140,7 +142,7 @@ class Endurance:
             own.most_there, own.still_s = len(state.replicas), 0.0
         else:
             own.still_s += passed_s
-        if own.failed and has_policies and not is_training and not is_paused:
+        if own.failed and not is_training and not is_paused and any(state.rollouts()):
             own.failing_s += passed_s
         if 0 < config.standstill_s <= own.still_s:
             self._stop(f"{STANDSTILL}: for {own.still_s:.0f} s it has waited for {waiting_for()}")
@@ -155,6 +157,8 @@ class Endurance:
         own, limit_s, opened = self._own, self._config.failing_s, self._state.round
         if not 0 < limit_s <= own.failing_s or own.failed < _FEWEST_FAILED:
             return False
+        if own.failing_s >= _LONGEST_EXCUSE * limit_s:
+            return True
         if opened is not None and opened.given and now - opened.since_s < 2 * limit_s:
             return False
         groups = self._state.groups.values()
