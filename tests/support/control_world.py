@@ -25,6 +25,7 @@ from cosmos_core.control import (
     STOPPED,
     Controller,
     ControllerConfig,
+    EnduranceConfig,
     StalenessConfig,
     ValidationPlan,
 )
@@ -77,6 +78,8 @@ class Replica:
 
 
 class World(RuleBasedStateMachine):
+    endurance = EnduranceConfig()
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -110,6 +113,7 @@ class World(RuleBasedStateMachine):
             max_attempts=1000,
             lease_s=10.0,
             first_lease_s=20.0,
+            endurance=self.endurance,
         )
         self.controller = Controller(self.config)
         self.shadow = Controller(self.config)
@@ -215,19 +219,15 @@ class World(RuleBasedStateMachine):
         group, (attempt, num, oldest, _) = next(iter(replica.sampling.items()))
         del replica.sampling[group]
         if choice % 7 == 0:
-            failed = GroupFailed(
-                replica=replica.name,
-                group=group,
-                attempt=attempt,
-                reason="engine",
-                drop_as="prompt too long" if choice % 2 else "",
-            )
-            self.say(replica, failed)
+            drop_as = "prompt too long" if choice % 2 else ""
+            whose = {"replica": replica.name, "group": group, "attempt": attempt}
+            self.say(replica, GroupFailed(**whose, reason="engine", drop_as=drop_as))
             return
         samples = tuple(
             SampleRef(
                 sibling=sibling,
                 status="failed" if choice % 11 == 0 else "completed",
+                unrewarded_by="mine" if choice % 11 == 0 else "",
                 key=f"{group}/{attempt}/{sibling}",
                 num_tokens=3,
                 reward=float(sibling * (choice % 5)),

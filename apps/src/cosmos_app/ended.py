@@ -6,11 +6,47 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from cosmos_app.errors import InterruptedRunError, UnusablePromptsError
-from cosmos_core.control import ALL_DONE, UNUSABLE
+from cosmos_app.errors import (
+    EqualRewardsError,
+    FailingGroupsError,
+    InterruptedRunError,
+    RunError,
+    StandstillError,
+    UnrewardedSamplesError,
+    UnusablePromptsError,
+)
+from cosmos_core.control import ALL_DONE, EQUAL, FAILING, STANDSTILL, UNREWARDED, UNUSABLE
 from cosmos_core.rundir import NotARunDirectoryError, RunDirectory, write_atomic
 
 _FAILURE_FILE = "failure.txt"
+_LIMITS: dict[str, tuple[type[RunError], str]] = {
+    UNUSABLE: (
+        UnusablePromptsError,
+        "the names of all are in events.jsonl. Look at data, tokenizer, and the engine's context "
+        "and vocabulary; 'cosmos-app check' compares them",
+    ),
+    UNREWARDED: (
+        UnrewardedSamplesError,
+        "correct the reward, or have it return a number for answers that it cannot read; "
+        "endurance.unrewarded_samples says how many are waited for",
+    ),
+    EQUAL: (
+        EqualRewardsError,
+        "look at the samples and their rewards: prompts may be too hard or too easy, or the reward "
+        "does not tell answers apart; endurance.equal_groups says how many are waited for",
+    ),
+    FAILING: (
+        FailingGroupsError,
+        "go on with --resume once that is mended; endurance.failing_s says how long it is waited "
+        "for",
+    ),
+    STANDSTILL: (
+        StandstillError,
+        "logs/ may say why; go on with --resume; endurance.standstill_s says how long anybody is "
+        "waited for",
+    ),
+}
+"""How a run says that it got no further, the error that it ends with, and what to do."""
 
 
 @contextlib.contextmanager
@@ -35,16 +71,18 @@ def require_all_done(finished: str, steps: int) -> None:
 
     Raises:
         UnusablePromptsError: if none of its prompts could be sampled.
+        UnrewardedSamplesError: if a reward gave none of its samples a number.
+        EqualRewardsError: if none of its groups had rewards that differ.
+        FailingGroupsError: if all that it sampled failed.
+        StandstillError: if it waited for somebody in vain.
         InterruptedRunError: if it was stopped otherwise.
     """
-    if finished.startswith(UNUSABLE):
-        raise UnusablePromptsError(
-            f"stopped at step {steps}: {finished}; the names of all are in events.jsonl. Look at "
-            "data, tokenizer, and the engine's context and vocabulary; 'cosmos-app check' compares "
-            "them"
-        )
-    if finished != ALL_DONE:
-        raise InterruptedRunError(f"stopped at step {steps}: {finished}; go on with --resume")
+    if finished == ALL_DONE:
+        return
+    for words, (error, advice) in _LIMITS.items():
+        if finished.startswith(words):
+            raise error(f"stopped at step {steps}: {finished}; {advice}")
+    raise InterruptedRunError(f"stopped at step {steps}: {finished}; go on with --resume")
 
 
 def last_words(run: RunDirectory) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Errors of the app, and which errors of the packages end a command with a message.
 
 Exit codes: 1 the run failed, 2 the recipe or its files are wrong, 3 stopped before the last step.
+A run that got no further ends with 2 if the same recipe would do so again, otherwise with 1.
 """
 
 import errno
@@ -64,6 +65,22 @@ class DataError(RunError):
 
 class UnusablePromptsError(DataError):
     """Raised when a run has ended because engine, tokenizer and prompts do not fit one another."""
+
+
+class UnrewardedSamplesError(DataError):
+    """Raised when a run has ended because a reward gave no sample a finite number: names it."""
+
+
+class EqualRewardsError(DataError):
+    """Raised when a run has ended because no group it sampled had rewards that differ."""
+
+
+class FailingGroupsError(RunError):
+    """Raised when a run has ended because every group failed for too long: says of what."""
+
+
+class StandstillError(RunError):
+    """Raised when a run has ended because somebody was waited for in vain: says for whom."""
 
 
 class StarvedSlotsError(RunError):

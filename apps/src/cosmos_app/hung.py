@@ -6,8 +6,8 @@ held to others; it joins again by itself if it goes on::
     progress ─lease over─► silent, told ─hung_s over─► killed ─► started again, as after a death
                               └─ goes on ─► joins again
 
-A controller that hangs itself, without another that stands by, says nothing any more; one that
-stands by does not say any more that it does.
+A controller that hangs itself, without another that stands by, says nothing any more, or never
+began to; one that stands by does not say any more that it does.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from cosmos_core.bus import Bus, BusUnreachableError
 _LOOK_S = 1.0
 _CONTROLLER = "controller"
 _CONTROLLER_S = 30.0
+_FIRST_WORD_S = 300.0
 
 
 class HungProcesses:
@@ -32,6 +33,7 @@ class HungProcesses:
         say: tells who started the run.
         controller_s: the controller is killed after so many seconds without a word from any, and
             one that stands by after as many without a word of its own.
+        first_word_s: the same for a run of which no controller has said anything yet.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class HungProcesses:
         say: Callable[[str], None],
         *,
         controller_s: float = _CONTROLLER_S,
+        first_word_s: float = _FIRST_WORD_S,
     ) -> None:
         """Nobody has been looked at yet."""
         self._supervisor = supervisor
         self._hung_s = hung_s
         self._say = say
         self._controller_s = controller_s
+        self._first_word_s = first_word_s
         self._told: set[str] = set()
         self._said_s = 0.0
         self._unsaid_s = 0.0
@@ -57,9 +61,7 @@ class HungProcesses:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                status = await bus.read_status()
-                if status:
-                    self.look(status)
+                self.look(await bus.read_status())
                 mute = self.look_at_standbys(*await bus.read_standbys())
                 if not (mute or self.is_mute) or await bus.refusal():
                     continue  # no room on a disk is what they wait for
@@ -73,13 +75,17 @@ class HungProcesses:
     def is_mute(self) -> bool:
         """Whether no controller has said anything for too long, and one runs here."""
         is_here = self._supervisor.pid(_CONTROLLER) is not None
-        return is_here and self._unsaid_s >= self._controller_s
+        return is_here and self._unsaid_s >= self._longest_s
+
+    @property
+    def _longest_s(self) -> float:
+        return self._controller_s if self._said_s else self._first_word_s
 
     def end_controller(self) -> None:
         """Kill it, unless it has been begun meanwhile."""
         self._unsaid_s = 0.0
-        self._say(f"[yellow]no controller has said anything for {self._controller_s:g} s[/]")
-        self._supervisor.end_hung(_CONTROLLER, time.time() - self._controller_s)
+        self._say(f"[yellow]no controller has said anything for {self._longest_s:g} s[/]")
+        self._supervisor.end_hung(_CONTROLLER, time.time() - self._longest_s)
 
     def look_at_standbys(self, holder: str, said: Mapping[str, float]) -> list[str]:
         """Return who waits for the lease here, and has not said so for too long.
@@ -106,7 +112,13 @@ class HungProcesses:
         """Look at what the controller said last; called every second.
 
         While this process is suspended itself it does not look, and nothing counts as silence.
+
+        Args:
+            status: empty before the first word of any.
         """
+        if not status:
+            self._unsaid_s += _LOOK_S
+            return
         said_s = status["time_s"]
         self._unsaid_s = self._unsaid_s + _LOOK_S if said_s == self._said_s else 0.0
         self._said_s = said_s

@@ -78,7 +78,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         DataError: if data or model cannot be used, or this machine has too few GPUs.
         BusError: if the recipe's Redis server cannot be used.
         ChildFailedError: if a process could not be kept alive.
-        UnusablePromptsError: if none of the prompts could be sampled.
+        RunError: as of `require_all_done`, if it got no further.
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)

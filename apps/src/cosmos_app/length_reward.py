@@ -135,7 +135,7 @@ class LengthScorer:
                 [samples[place] for place in places], [outcome.total for outcome in scored]
             )
         except ValueError as error:  # the row of all siblings lacks its budget
-            failure = Failure(reward=_NAME, error="ValueError", message=str(error))
+            failure = Failure(reward=_NAME, error="ValueError", message=str(error), is_own=True)
             return [failure if isinstance(outcome, Scored) else outcome for outcome in joined]
         for place, outcome, total in zip(places, scored, totals, strict=True):
             rewards = {**outcome.rewards, _NAME: total - outcome.total}

@@ -22,7 +22,7 @@ from cosmos_app.rollout_config import RolloutConfig, check_colocation, check_nuc
 from cosmos_app.teacher_config import TeacherConfig, check_teacher
 from cosmos_app.validation_config import ValidationConfig
 from cosmos_core.config import load_config
-from cosmos_core.control import ControllerConfig, StalenessConfig
+from cosmos_core.control import ControllerConfig, EnduranceConfig, StalenessConfig
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_core.serving_config import DashboardConfig
 from cosmos_parallel import ElasticConfig, LearnerConfig
@@ -218,7 +218,7 @@ class LaunchConfig:
             file system is gone; the run goes on from the newest checkpoint that is whole.
         stall_s: a learner on given data that is in one pass over its data, or in reading them, for
             longer ends itself, as one whose file system or whose other rank is gone; it is started
-            again, and goes on from the newest checkpoint or from what others have.
+            again, and goes on from the newest checkpoint or from what others have. So is a warm-up.
         sink_s: longest that a sink may take for one record, or to be closed, when the run is over.
         stop_grace_s: time for a clean stop before processes are killed.
         preload: replicas of one process are forked from one that has imported what they need, so
@@ -265,6 +265,7 @@ class Recipe:
         reward: what is rewarded, and by how many processes in each rollout replica.
         length_reward: what the length of a response does to that; none if there is no table.
         staleness: how far sampling may run ahead of training.
+        endurance: when a run ends that gets no further.
         validation: when accuracy is measured.
         weight_sync: how weights travel.
         bus: the control plane.
@@ -290,6 +291,7 @@ class Recipe:
     reward: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     length_reward: LengthRewardConfig | None = None
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    endurance: EnduranceConfig = field(default_factory=EnduranceConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     bus: BusConfig = field(default_factory=BusConfig)
@@ -379,6 +381,7 @@ def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
         num_policies=recipe.policy.replicas,
         min_policies=0 if recipe.elastic is None else recipe.elastic.min_replicas,
         staleness=recipe.staleness,
+        endurance=recipe.endurance,
         validation=recipe.validation.plan(num_held_out),
         checkpoint_every=trainer.checkpoint_every,
         drop_zero_signal=trainer.drop_zero_signal,

@@ -8,19 +8,11 @@ import pytest
 from real_runs import SUMS
 
 from cosmos_app.data_config import DataConfig
-from cosmos_app.ended import require_all_done
-from cosmos_app.errors import (
-    STOPPED,
-    DataError,
-    InterruptedRunError,
-    UnusablePromptsError,
-    exit_code_of,
-)
+from cosmos_app.errors import DataError
 from cosmos_app.prepare import check_inputs
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import ModelConfig, Recipe, load_recipe
 from cosmos_core.config import ConfigError
-from cosmos_core.control import ALL_DONE, UNUSABLE
 from cosmos_rollout import EndpointConfig, ScriptedConfig, TransformersConfig
 
 
@@ -82,16 +74,3 @@ def test_nucleus_sampling_is_refused_where_the_engine_would_refuse_every_prompt(
     overrides = ["rollout.engine={kind='sglang'}", f"{setting}=0.9"]
     with pytest.raises(ConfigError, match=rf"{setting} is 0\.9 and rollout\.engine\.kind 'sglang'"):
         load_recipe(SUMS, overrides)
-
-
-def test_a_run_that_ended_for_want_of_prompts_is_an_error_of_its_recipe() -> None:
-    require_all_done(ALL_DONE, 7)
-    with pytest.raises(InterruptedRunError, match=r"at step 3: ctrl-c; go on with") as stopped:
-        require_all_done("ctrl-c", 3)
-    assert exit_code_of(stopped.value) == STOPPED
-    why = f"{UNUSABLE}: 100 in a row were dropped, the last as 'prompt too long' (...)"
-    with pytest.raises(
-        UnusablePromptsError, match=r"at step 0: no prompt can be .* Look at data"
-    ) as error:
-        require_all_done(why, 0)
-    assert exit_code_of(error.value) == 2

@@ -7,17 +7,29 @@ launchers and replicas come twice.
 from typing import Any
 
 import pytest
-from control_world import GROUPS_PER_STEP, NUM_STEPS, World
+from control_world import GROUPS_PER_STEP, NUM_STEPS, Replica, World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from cosmos_core.control import Controller, step_of_cut
+from cosmos_core.control import (
+    ALL_DONE,
+    EQUAL,
+    FAILING,
+    STANDSTILL,
+    UNREWARDED,
+    Controller,
+    EnduranceConfig,
+    step_of_cut,
+)
 from cosmos_core.control.ending import LOST
 from cosmos_core.messages import ReplicaJoined, ReplicaLeft, ScaleRequested, StopRequested
 
 ROLLOUTS = ("rollout-0", "rollout-1")
 ASKED = "ctrl-c"
+EQUAL_REWARDS, NO_REWARDS, NO_ENGINE = 5, 11, 14
+"""Choices of a world with which a group ends in the same way each time."""
+LIMITS = (EQUAL, FAILING, STANDSTILL, UNREWARDED)
 
 
 class OperatedWorld(World):
@@ -83,16 +95,52 @@ class OperatedWorld(World):
         if not self.is_asked_to_stop:
             super().check_end()
             return
-        state = self.controller.state
         ends = {ASKED, *({f"{ASKED}; {LOST}"} if self.has_died else ())}
         assert self.controller.finished in ends, self.controller.waiting_for(self.now)
-        assert state.stop is not None
-        consumed = state.step * GROUPS_PER_STEP
-        assert self.controller.books().consumed == consumed <= NUM_STEPS * GROUPS_PER_STEP
-        assert step_of_cut(state.stop) == state.step
-        resumed = Controller.from_cut(self.config, state.stop)
-        resumed.books().check()
-        assert resumed.books().consumed == consumed
+        check_stopped(self)
+
+
+class HastyWorld(World):
+    """A world whose runs end when they get no further for a little while."""
+
+    endurance = EnduranceConfig(
+        unrewarded_samples=4, equal_groups=3, failing_s=20.0, standstill_s=40.0
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mood = 0
+
+    @rule(mood=st.sampled_from([0, EQUAL_REWARDS, NO_REWARDS, NO_ENGINE]))
+    def change_mood(self, mood: int) -> None:
+        """From now on, and to its end, all groups of the run come to the same."""
+        self.mood = mood
+
+    def finish_group(self, replica: Replica, choice: int) -> None:
+        super().finish_group(replica, self.mood or choice)
+
+    def check_end(self) -> None:
+        finished = self.controller.finished
+        if finished in {ALL_DONE, LOST}:
+            super().check_end()
+            return
+        assert finished.startswith(LIMITS), self.controller.waiting_for(self.now)
+        assert self.config.drop_zero_signal or not finished.startswith(EQUAL)
+        has_reward = self.controller.state.endurance.has_reward
+        assert not (has_reward and finished.startswith(UNREWARDED))
+        check_stopped(self)
+
+
+def check_stopped(world: World) -> None:
+    """Check that a run that ended before its last step can go on from its end."""
+    state = world.controller.state
+    assert state.stop is not None
+    consumed = state.step * GROUPS_PER_STEP
+    assert world.controller.books().consumed == consumed <= NUM_STEPS * GROUPS_PER_STEP
+    assert step_of_cut(state.stop) == state.step
+    resumed = Controller.from_cut(world.config, state.stop)
+    resumed.books().check()
+    assert resumed.books().consumed == consumed
 
 
 def _explore(world: Any, num_examples: int) -> None:
@@ -113,3 +161,10 @@ def test_the_controller_holds_in_any_world(num_examples: int) -> None:
 )
 def test_the_controller_holds_in_a_world_that_somebody_operates(num_examples: int) -> None:
     _explore(OperatedWorld, num_examples)
+
+
+@pytest.mark.parametrize(
+    "num_examples", [10, pytest.param(600, marks=[pytest.mark.thorough, pytest.mark.slow])]
+)
+def test_the_controller_holds_in_a_world_whose_runs_give_up_soon(num_examples: int) -> None:
+    _explore(HastyWorld, num_examples)

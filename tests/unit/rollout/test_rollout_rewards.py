@@ -160,6 +160,7 @@ async def test_a_bad_reward_costs_its_sample_only(pool, response, error, message
     assert isinstance(bad, Failure)
     assert (bad.reward, bad.error) == ("rude", error)
     assert message is None or bad.message == message
+    assert bad.is_own == (error not in {"TimeoutError", "ProcessDied"})
     assert good == Scored(rewards={"exact": 1.0, "rude": 1.0}, total=2.5)
     assert pool.failures[f"rude: {error}"] == before + 1
 

@@ -80,7 +80,8 @@ async def test_a_sibling_that_failed_takes_no_part(pool):
 async def test_a_value_that_is_not_a_number_costs_one_sibling(pool):
     fine, lost = await scored(pool, "a", "nan")
     assert isinstance(fine, Scored)
-    assert lost == Failure(reward="rank", error="ValueError", message="the reward is nan")
+    message = "the reward is nan"
+    assert lost == Failure(reward="rank", error="ValueError", message=message, is_own=True)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -94,7 +95,7 @@ async def test_a_value_that_is_not_a_number_costs_one_sibling(pool):
 )
 async def test_a_group_reward_that_fails_costs_its_group_and_is_counted(pool, text, error, message):
     before = pool.failures.get(f"rank: {error}", 0)
-    failure = Failure(reward="rank", error=error, message=message)
+    failure = Failure(reward="rank", error=error, message=message, is_own=error != "TimeoutError")
     assert await scored(pool, text, "a") == [failure, failure]
     assert pool.failures[f"rank: {error}"] == before + 2
     assert all(isinstance(outcome, Scored) for outcome in await scored(pool, "a", "b"))

@@ -120,7 +120,7 @@ async def test_a_service_that_dies_costs_the_samples_of_that_time_only(server):
         server.server_close()
         lost = await pool.score(sample("right"))
         assert isinstance(lost, Failure)
-        assert (lost.reward, lost.error) == ("service", "RewardError")
+        assert (lost.reward, lost.error, lost.is_own) == ("service", "RewardError", False)
         assert "gave no answer in 0.5 s" in lost.message
         with judging(server.server_port):
             outcome = await pool.score(sample("right"))

@@ -12,6 +12,7 @@ import torch
 
 from cosmos_app.errors import DataError
 from cosmos_app.parent import die_with_parent
+from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_app.run_bus import connect_to_run
 from cosmos_core.metrics import MetricRecord
@@ -34,14 +35,22 @@ _SMOOTHING = 0.8
 
 
 async def run_warmup(run_dir: Path, redis_url: str | None) -> int:
-    """Train the built model and write it where RL starts from; return 0."""
+    """Train the built model and write it where RL starts from; return 0.
+
+    It ends itself where it gets no further.
+    """
     die_with_parent()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     context = open_context(run_dir, redis_url)
     async with await connect_to_run(context.redis_url, context.namespace) as bus:
-        for step, report in warm_up(context):
-            values = {"loss": report.loss, "train_s": report.seconds}
-            await bus.send_metrics([MetricRecord(time.time(), "warmup", "warmup", step, values)])
+        with ProgressWatch("warmup", context.recipe.launch.stall_s) as watch:
+            watch.at("reading its data and model (launch.stall_s)")
+            for step, report in warm_up(context):
+                watch.rest()  # waiting for Redis has a deadline of its own
+                values = {"loss": report.loss, "train_s": report.seconds}
+                record = MetricRecord(time.time(), "warmup", "warmup", step, values)
+                await bus.send_metrics([record])
+                watch.at("a step, or writing the model (launch.stall_s),")
     return 0
 
 

@@ -37,7 +37,8 @@ class SampleRef(msgspec.Struct, frozen=True, kw_only=True):
     over, those of the prompt and of tools too; ``truncated`` that a limit of tokens cut it off.
     ``rewards`` are the parts of its reward with their names, ``data_set`` names the set that its
     prompt is from, where there are several. A failed sample has no key and no reward and is never
-    trained on; ``failure`` says what happened.
+    trained on; ``failure`` says what happened, and ``unrewarded_by`` which reward raised at it or
+    gave no finite number, if that is what did.
     """
 
     sibling: int
@@ -50,6 +51,7 @@ class SampleRef(msgspec.Struct, frozen=True, kw_only=True):
     newest_version: int = 0
     truncated: bool = False
     failure: str = ""
+    unrewarded_by: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
     data_set: str = ""
 

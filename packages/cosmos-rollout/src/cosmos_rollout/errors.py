@@ -99,7 +99,16 @@ class TeacherError(RolloutError):
 
 
 class RewardError(RolloutError):
-    """Raised for a reward that cannot be used at all: unknown function, wrong signature."""
+    """Raised for a reward that cannot be used at all: unknown function, wrong signature.
+
+    Also for one that a sample is not given; ``passes`` says that another time it may be, as by a
+    service that is away.
+    """
+
+    def __init__(self, message: str, *, passes: bool = False) -> None:
+        """Say what is wrong."""
+        super().__init__(message)
+        self.passes = passes
 
 
 class RewardCodeError(RewardError):

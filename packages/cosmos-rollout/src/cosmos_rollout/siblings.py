@@ -59,7 +59,8 @@ def trajectory_of(
     """
     episode = sibling.episode
     if isinstance(outcome, Failure):
-        return _failed(sibling, str(outcome))
+        by = outcome.reward if outcome.is_own else ""
+        return _failed(sibling, str(outcome), unrewarded_by=by)
     if episode is None:
         return _failed(sibling, "there is no episode")
     try:
@@ -112,10 +113,11 @@ def sample_ref(trajectory: Trajectory, key: str, data_set: str = "") -> SampleRe
     )
 
 
-def _failed(sibling: Sibling, failure: str) -> SampleRef:
+def _failed(sibling: Sibling, failure: str, *, unrewarded_by: str = "") -> SampleRef:
     return SampleRef(
         sibling=sibling.index,
         status="failed",
         num_tokens=sibling.episode.num_response_tokens if sibling.episode else 0,
         failure=failure,
+        unrewarded_by=unrewarded_by,
     )

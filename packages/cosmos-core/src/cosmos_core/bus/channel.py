@@ -35,6 +35,7 @@ _BLOCK_MS = 1000
 _AT_ONCE = 64
 _FAREWELL_S = 2.0
 _GONE_S = 60.0
+_LONGEST_S = 12 * 3600.0
 
 
 class Call(Protocol):
@@ -68,6 +69,7 @@ class ReplicaChannel:
         say: Callable[[str], None],
         *,
         gone_s: float = _GONE_S,
+        longest_s: float = _LONGEST_S,
     ) -> None:
         """Nothing is sent before the channel is entered.
 
@@ -77,6 +79,7 @@ class ReplicaChannel:
             joined: what is told of the replica.
             say: told when the run has had no controller for ``gone_s``, and when it has again.
             gone_s: seconds.
+            longest_s: seconds without a controller after which it is waited for no longer.
         """
         self.incarnation = secrets.token_hex(8)
         self._call = call
@@ -86,7 +89,7 @@ class ReplicaChannel:
         self._epoch = 0
         self._is_heard = False
         self._is_stopped = False
-        self._absence = Absence(keys.namespace, say, gone_s)
+        self._absence = Absence(keys.namespace, say, gone_s, longest_s)
         self._held: dict[GroupId, int] = {}
 
     @property
@@ -140,6 +143,7 @@ class ReplicaChannel:
         Raises:
             SupersededError: if another process has joined under this name.
             CodeVersionError: if the controller runs other code than this process.
+            ControllerGoneError: if the run has had no controller for half a day.
             BusUnreachableError: if Redis stays away for longer than the patience of the bus.
         """
         last = b"0-0"

@@ -53,6 +53,10 @@ class RunLostError(BusError):
         )
 
 
+class ControllerGoneError(BusError):
+    """Raised to a replica whose run has had no controller for half a day: names the last one."""
+
+
 class SupersededError(BusError):
     """Raised to a replica when a newer process has joined under its name: it must stop."""
 

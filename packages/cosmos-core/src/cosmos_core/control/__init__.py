@@ -5,6 +5,13 @@ from cosmos_core.control.config import ControllerConfig, StalenessConfig, Valida
 from cosmos_core.control.controller import Controller
 from cosmos_core.control.cut import line_of_cut, step_of_cut
 from cosmos_core.control.ending import ALL_DONE, STOPPED
+from cosmos_core.control.endurance import (
+    EQUAL,
+    FAILING,
+    STANDSTILL,
+    UNREWARDED,
+    EnduranceConfig,
+)
 from cosmos_core.control.lone_round import LoneRound
 from cosmos_core.control.payloads import payload_key
 from cosmos_core.control.staleness import Load, StalenessPolicy, policy_of
@@ -18,14 +25,19 @@ from cosmos_core.control.unusable import UNUSABLE
 
 __all__ = [
     "ALL_DONE",
+    "EQUAL",
+    "FAILING",
     "FAILURES_ALLOWED",
+    "STANDSTILL",
     "STOPPED",
+    "UNREWARDED",
     "UNUSABLE",
     "Books",
     "BooksError",
     "Controller",
     "ControllerConfig",
     "ControllerState",
+    "EnduranceConfig",
     "Load",
     "LoneRound",
     "StalenessConfig",

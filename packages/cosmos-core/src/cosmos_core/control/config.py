@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cosmos_core.control.endurance import EnduranceConfig
+
 StalenessName = Literal["block", "count", "drop", "window"]
 
 
@@ -96,6 +98,7 @@ class ControllerConfig:
         max_attempts: after so many attempts a group is dropped.
         lease_s: a replica not heard of for so long is dead.
         first_lease_s: the same until it has done its first work, since it may have to compile.
+        endurance: when a run ends that gets no further.
     """
 
     num_steps: int
@@ -111,6 +114,7 @@ class ControllerConfig:
     max_attempts: int = 5
     lease_s: float = 30.0
     first_lease_s: float = 300.0
+    endurance: EnduranceConfig = field(default_factory=EnduranceConfig)
 
     def __post_init__(self) -> None:
         """Check the counts.

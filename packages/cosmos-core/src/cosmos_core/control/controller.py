@@ -19,6 +19,7 @@ from cosmos_core.control.books import Books, books_of
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.cut import cut_of, state_from_cut
 from cosmos_core.control.ending import STOPPED, Ending
+from cosmos_core.control.endurance import Endurance
 from cosmos_core.control.groups import GroupTable
 from cosmos_core.control.loads import LoadOrders
 from cosmos_core.control.replicas import ReplicaTable
@@ -71,9 +72,10 @@ class Controller:
         """Start a run, or go on from a state that a controller of the same config had."""
         self.config = config
         self.state = state if state is not None else ControllerState()
-        self._groups = GroupTable(self.state, config)
+        self._endurance = Endurance(self.state, config.endurance, config.policies_needed)
+        self._groups = GroupTable(self.state, config, self._endurance)
         self._replicas = ReplicaTable(self.state, config)
-        self._rounds = rounds.Rounds(self.state, config, self._replicas)
+        self._rounds = rounds.Rounds(self.state, config, self._replicas, self._endurance)
         self._steps = Steps(self.state, config, self._groups)
         self._ending = Ending(self.state, self._steps, self._rounds)
         self._commands: list[Addressed] = []
@@ -177,6 +179,7 @@ class Controller:
                     self.state.silent[name] = now
                 self._replicas.wake(now)
                 self._behind.update(self.state.replicas)
+                self._endurance.tick(now, self._groups.stages, lambda: self.waiting_for(now))
             case StopRequested():
                 self.state.stopping = self.state.stopping or event.reason or STOPPED
             case ScaleRequested():
@@ -241,6 +244,7 @@ class Controller:
             return
         self.state.counters.replicas_lost += reason != STOPPED
         for group in self._groups.held_by(name):
+            self._endurance.note_failed(f"{name}: {reason}")
             self._groups.retry(group)
         self._rounds.give_back(name)
 
@@ -261,7 +265,7 @@ class Controller:
             if group is not None:
                 self._groups.give_up(group, event)
         elif group is None:
-            self._discard_duplicate(event)
+            self._groups.discard_late(event)
         elif self._may_be_of_lost_weights(replica, event):
             self._groups.discard(event.samples)
             self._groups.reset(group)
@@ -275,12 +279,6 @@ class Controller:
         )
         is_ordered = newest <= replica.version or newest == replica.loading
         return not is_ordered and not self._steps.surely_has(newest)
-
-    def _discard_duplicate(self, event: GroupFinished) -> None:
-        """Delete late samples, unless they are the very ones that were taken in before."""
-        group = self.state.groups.get(event.group.ordinal)
-        kept = {sample.key for sample in group.samples} if group else set[str]()
-        self._groups.discard(tuple(s for s in event.samples if s.key not in kept))
 
     # ---------------------------------------------------------------- weights
 

@@ -8,6 +8,7 @@ issue ─► waiting ─dispatch► generating ─accept► ready ─take► tra
 import heapq
 
 from cosmos_core.control.config import ControllerConfig
+from cosmos_core.control.endurance import Endurance
 from cosmos_core.control.staleness import Load
 from cosmos_core.control.state import (
     UNKNOWN_VERSION,
@@ -29,9 +30,12 @@ class GroupTable:
         garbage: keys of payloads that nobody reads again, until somebody takes them.
     """
 
-    def __init__(self, state: ControllerState, config: ControllerConfig) -> None:
+    def __init__(
+        self, state: ControllerState, config: ControllerConfig, endurance: Endurance
+    ) -> None:
         """Count what is there."""
         self.garbage: list[str] = []
+        self._endurance = endurance
         self._state = state
         self._config = config
         self._stages: dict[str, int] = {"waiting": 0, "generating": 0, "ready": 0, "training": 0}
@@ -133,25 +137,30 @@ class GroupTable:
         counters.generated_samples += len(completed)
         counters.generated_tokens += sum(sample.num_tokens for sample in completed)
         needed = min(self._config.min_group_samples, self._config.samples_per_group)
+        self._endurance.note_samples(samples)
         if len(completed) < needed:
+            failures = [sample.failure for sample in samples if sample.status != "completed"]
+            self._endurance.note_failed(next(iter(failures), "too few samples"))
             self.discard(samples)
             self.retry(group)
             return
         note_usable(self._state)
+        self._endurance.note_sampled()
         self._count(group, -1)
         group.stage, group.since_s, group.samples = "ready", now, samples
         versions = [sample.oldest_version for sample in completed if sample.num_tokens]
         group.version = min(versions, default=group.version)
         self._count(group, 1)
         if self._config.drop_zero_signal and len({s.reward for s in completed}) == 1:
-            self._state.equal_in_a_row += 1
             self.drop(group, "no signal")
+            self._endurance.note_equal(self._stages["generating"])
         else:
             self._state.equal_in_a_row = 0
 
     def give_up(self, group: GroupState, event: GroupFailed) -> None:
         """Drop a group if its prompt is at fault, or have it sampled again."""
         if not event.drop_as:
+            self._endurance.note_failed(event.reason)
             self.retry(group)
             return
         self.drop(group, event.drop_as)
@@ -206,6 +215,12 @@ class GroupTable:
     def discard(self, samples: tuple[SampleRef, ...]) -> None:
         """Have payloads deleted."""
         self.garbage.extend(sample.key for sample in samples if sample.key)
+
+    def discard_late(self, event: GroupFinished) -> None:
+        """Have late samples deleted, unless they are the very ones that were taken in before."""
+        group = self._state.groups.get(event.group.ordinal)
+        kept = {sample.key for sample in group.samples} if group else set[str]()
+        self.discard(tuple(s for s in event.samples if s.key not in kept))
 
     # ---------------------------------------------------------------- counting
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cosmos_core.control.config import ControllerConfig, ValidationPlan
+from cosmos_core.control.endurance import Endurance
 from cosmos_core.control.replicas import ReplicaTable
 from cosmos_core.control.rounds import Rounds
 from cosmos_core.control.state import ControllerState, ValidationResult
@@ -41,7 +42,8 @@ class LoneRound:
         self._state = ControllerState()
         replicas = ReplicaTable(self._state, config)
         replicas.add(ReplicaJoined(replica=replica, role="rollout", slots=slots), 0.0)
-        self._rounds = Rounds(self._state, config, replicas)
+        endurance = Endurance(self._state, config.endurance, config.policies_needed)
+        self._rounds = Rounds(self._state, config, replicas, endurance)
         self._rounds.open_if_due(0.0)
 
     @property

@@ -142,22 +142,30 @@ class ReplicaTable:
         """Have a replica rest, each time for twice as long, if nothing comes of its groups.
 
         Without it a broken engine, which always has room, would be given every prompt there is.
-        What is wrong with a prompt is no fault of who says so.
+        What is wrong with a prompt is no fault of who says so, nor is a reward that has not given
+        any sample a number: a run of that ends soon.
         """
-        reason = _failure_of(event)
+        reason = failure_of(event)
         if not reason:
             if replica.failures:
                 replica.failures, replica.resting, replica.last_failure = 0, False, ""
                 self._enter(replica)
             return
         replica.last_failure = reason
-        if replica.resting or (isinstance(event, GroupFailed) and event.drop_as):
+        if replica.resting or self._is_fault_of_others(event):
             return  # resting, it was given this group before
         replica.failures += 1
         extra = replica.failures - FAILURES_ALLOWED
         if extra >= 0:
             replica.resting = True
             replica.rest_until_s = now + min(_FIRST_REST_S * 2.0**extra, _LONGEST_REST_S)
+
+    def _is_fault_of_others(self, event: GroupFinished | GroupFailed) -> bool:
+        if isinstance(event, GroupFailed):
+            return bool(event.drop_as)
+        if self._state.endurance.has_reward or not self._config.endurance.unrewarded_samples:
+            return False
+        return all(sample.unrewarded_by for sample in event.samples)
 
     def wake(self, now: float) -> None:
         """End the rests that are over."""
@@ -235,7 +243,7 @@ class ReplicaTable:
         self._num_entries = sum(len(heap) for heap in self._room.values())
 
 
-def _failure_of(event: GroupFinished | GroupFailed) -> str:
+def failure_of(event: GroupFinished | GroupFailed) -> str:
     """Why nothing came of a group; empty if one sample did."""
     if isinstance(event, GroupFailed):
         return event.reason

@@ -9,7 +9,8 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from cosmos_core.control.config import ControllerConfig
-from cosmos_core.control.replicas import ReplicaTable
+from cosmos_core.control.endurance import Endurance
+from cosmos_core.control.replicas import ReplicaTable, failure_of
 from cosmos_core.control.state import (
     ControllerState,
     ReplicaState,
@@ -32,9 +33,14 @@ class Rounds:
     """All changes to ``state.round`` and ``state.rounds_done`` go through here."""
 
     def __init__(
-        self, state: ControllerState, config: ControllerConfig, replicas: ReplicaTable
+        self,
+        state: ControllerState,
+        config: ControllerConfig,
+        replicas: ReplicaTable,
+        endurance: Endurance,
     ) -> None:
         """Go on with what is there."""
+        self._endurance = endurance
         self._state = state
         self._plan = config.validation
         self._num_steps = config.num_steps
@@ -135,12 +141,16 @@ class Rounds:
         samples = event.samples if isinstance(event, GroupFinished) else ()
         if not all(_is_of(opened.version, sample) for sample in samples):
             samples = ()  # it loaded other weights meanwhile
+        self._endurance.note_samples(samples)
         answers = [sample for sample in samples if sample.status == "completed"]
         if answers:
             _note(opened, answers)
+            self._endurance.note_sampled()
         elif isinstance(event, GroupFailed) and event.drop_as:
             opened.failed += 1
         else:
+            if reason := failure_of(event):  # or it loaded other weights meanwhile
+                self._endurance.note_failed(reason)
             self._retry(opened, ordinal)
         self._close_if_done(opened)
 

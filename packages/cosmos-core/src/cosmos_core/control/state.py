@@ -193,6 +193,26 @@ class Counters(msgspec.Struct, kw_only=True):
     generated_tokens: int = 0
 
 
+class EnduranceState(msgspec.Struct, kw_only=True):
+    """How long a run has got no further.
+
+    ``has_reward`` says whether any sample was ever given its rewards, ``unrewarded`` how many were
+    not by the fault of a reward. ``failed`` counts attempts at groups in a row that came to
+    nothing, ``failing_s`` the seconds since the first of them while nothing was trained;
+    ``still_s`` are those in which nobody had anything to do and no more than ``most_there``
+    replicas were there. ``ticked_s`` is when time was counted last; -1 before.
+    """
+
+    has_reward: bool = False
+    unrewarded: int = 0
+    failed: int = 0
+    failing_s: float = 0.0
+    last_failure: str = ""
+    still_s: float = 0.0
+    most_there: int = 0
+    ticked_s: float = -1.0
+
+
 class ControllerState(msgspec.Struct, kw_only=True):
     """The fold of all events.
 
@@ -230,6 +250,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     line: tuple[int, ...] = ()
     unusable_in_a_row: int = 0
     equal_in_a_row: int = 0
+    endurance: EnduranceState = msgspec.field(default_factory=EnduranceState)
     lineage_from: int = UNKNOWN_VERSION
     wanted_rollouts: int = -1
     wanted_policies: int = -1

@@ -47,11 +47,16 @@ GroupRewardFunction = Callable[[Sequence[RewardInput]], Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why a sample has no reward: which reward failed, the class of the failure, its words."""
+    """Why a sample has no reward: which reward failed, the class of the failure, its words.
+
+    ``is_own`` says that the reward itself is at fault: it raised, or its number is not finite; not
+    that it took too long, that its process died or that somebody it asks is away.
+    """
 
     reward: str
     error: str
     message: str
+    is_own: bool = False
 
     def __str__(self) -> str:
         """Return all three in one line."""

@@ -112,13 +112,14 @@ class ServiceReward:
         except (_BusyError, httpx.TransportError) as error:
             said = str(error) if isinstance(error, _BusyError) else repr(error)
             raise RewardError(
-                f"{self.url} gave no answer in {self.timeout_s:g} s: {said}"
+                f"{self.url} gave no answer in {self.timeout_s:g} s: {said}", passes=True
             ) from error
 
     def _value(self, response: httpx.Response) -> float:
         words = response.text[:_MOST_WORDS]
         if response.is_error:
-            raise RewardError(f"{self.url} answered {response.status_code}: {words}")
+            said = f"{self.url} answered {response.status_code}: {words}"
+            raise RewardError(said, passes=True)
         try:
             found: Any = response.json()
             value = found["reward"]

@@ -12,6 +12,7 @@ from functools import lru_cache
 from cosmos_rollout.errors import RewardError
 from cosmos_rollout.rewards.group import GroupReward
 from cosmos_rollout.rewards.kinds import RewardConfig
+from cosmos_rollout.rewards.passing import may_pass
 from cosmos_rollout.rewards.scoring import (
     Failure,
     GroupRewardFunction,
@@ -112,10 +113,16 @@ def score_all(
 
 
 def _raised(reward: str, error: BaseException) -> Failure:
-    return Failure(reward=reward, error=type(error).__name__, message=words_of(error)[:500])
+    return Failure(
+        reward=reward,
+        error=type(error).__name__,
+        message=words_of(error)[:500],
+        is_own=not may_pass(error),
+    )
 
 
 def _finite(reward: str, value: float) -> float | Failure:
     if math.isfinite(value):
         return value
-    return Failure(reward=reward, error="ValueError", message=f"the reward is {value}")
+    message = f"the reward is {value}"
+    return Failure(reward=reward, error="ValueError", message=message, is_own=True)

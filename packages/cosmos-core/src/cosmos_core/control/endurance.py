@@ -1,0 +1,168 @@
+"""How long a run goes on that gets no further: then it is stopped, and says what is missing.
+
+A clean end, as if somebody had asked for it: checkpoint, books and report are those of any other.
+Which limit it was is told by how the reason begins.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cosmos_core.control.state import ControllerState, EnduranceState
+from cosmos_core.messages import SampleRef
+
+UNREWARDED = "no sample has a reward"
+EQUAL = "no group has rewards that differ"
+FAILING = "nothing but failures"
+STANDSTILL = "the run gets no further"
+_FEWEST_FAILED = 3
+_FOR_EACH_IN_WORK = 20
+_LONGEST_EXCUSE = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnduranceConfig:
+    """When a run ends that gets no further; each limit is off at 0.
+
+    Seconds are those in which a controller runs and reaches Redis; they begin anew with every group
+    that could be trained on.
+
+    Attributes:
+        unrewarded_samples: so many samples at the beginning of a run, or of its resumption, all of
+            which a reward raised at or gave no finite number: it is not what its author meant. A
+            reward that takes too long, or whose service is away, is waited for instead.
+        equal_groups: so many groups in a row whose rewards were all equal, where
+            ``trainer.drop_zero_signal`` drops such groups; and 20 for each that is in work.
+        failing_s: seconds for which groups have come back, and each had failed, while nothing was
+            trained: a reward service or an engine that is away and does not come back. Groups in
+            work that take longer are waited for, up to four times as long.
+        standstill_s: seconds in which nobody had anything to do: a replica that does not join,
+            weights that nobody can load. Not while somebody has scaled rollouts to none.
+    """
+
+    unrewarded_samples: int = 64
+    equal_groups: int = 1000
+    failing_s: float = 3600.0
+    standstill_s: float = 14400.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: naming the limit that is negative or not finite.
+        """
+        for name in ("unrewarded_samples", "equal_groups", "failing_s", "standstill_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be 0 (for no limit) or more"
+                )
+
+
+class Endurance:
+    """All changes to ``state.endurance`` go through here; it may set ``state.stopping``."""
+
+    def __init__(
+        self, state: ControllerState, config: EnduranceConfig, policies_needed: int
+    ) -> None:
+        """Go on with what is there."""
+        self._state = state
+        self._config = config
+        self._policies_needed = policies_needed
+
+    @property
+    def _own(self) -> EnduranceState:
+        return self._state.endurance
+
+    # ---------------------------------------------------------------- what happens
+
+    def note_samples(self, samples: Sequence[SampleRef]) -> None:
+        """Look who has a reward among samples that were waited for."""
+        own, limit = self._own, self._config.unrewarded_samples
+        if own.has_reward:
+            return
+        if any(sample.status == "completed" for sample in samples):
+            own.has_reward = True
+            return
+        unrewarded = [sample for sample in samples if sample.unrewarded_by]
+        own.unrewarded += len(unrewarded)
+        if unrewarded and limit and own.unrewarded >= limit:
+            last = unrewarded[-1]
+            self._stop(
+                f"{UNREWARDED}: '{last.unrewarded_by}' gave none of the first {own.unrewarded} a "
+                f"finite number; of the last it is said: {last.failure}"
+            )
+
+    def note_sampled(self) -> None:
+        """Note that a group, or a validation's answer, came back with its samples."""
+        own = self._own
+        own.failed, own.last_failure = 0, ""
+        own.failing_s = own.still_s = 0.0
+
+    def note_failed(self, reason: str) -> None:
+        """Note that an attempt at a group came to nothing."""
+        own = self._own
+        own.failed += 1
+        own.last_failure = reason
+        own.still_s = 0.0
+
+    def note_equal(self, num_generating: int) -> None:
+        """Note that a group was dropped for rewards that are all equal.
+
+        Args:
+            num_generating: groups in work: those that are worth something may take longer than all
+                of those that are not.
+        """
+        state, limit = self._state, self._config.equal_groups
+        state.equal_in_a_row += 1
+        if limit and state.equal_in_a_row >= max(limit, _FOR_EACH_IN_WORK * num_generating):
+            self._stop(
+                f"{EQUAL}: those of the last {state.equal_in_a_row} in a row were all equal, and "
+                "trainer.drop_zero_signal drops such groups"
+            )
+
+    # ---------------------------------------------------------------- time that passes
+
+    def tick(self, now: float, stages: Mapping[str, int], waiting_for: Callable[[], str]) -> None:
+        """Let time pass, and stop a run that has got no further for too long.
+
+        Args:
+            now: seconds of the controller's clock.
+            stages: how many groups are in each.
+            waiting_for: says what the run waits for.
+        """
+        own, config, state = self._own, self._config, self._state
+        passed_s = now - own.ticked_s if own.ticked_s >= 0 else 0.0
+        own.ticked_s = now
+        is_paused = state.wanted_rollouts == 0
+        has_policies = len(state.policies()) >= self._policies_needed
+        is_training = state.training is not None and has_policies
+        is_answering = state.round is not None and bool(state.round.given)
+        is_at_work = is_training or is_answering or stages["generating"] > 0
+        if is_at_work or is_paused or len(state.replicas) > own.most_there:
+            own.most_there, own.still_s = len(state.replicas), 0.0
+        else:
+            own.still_s += passed_s
+        if own.failed and not is_training and not is_paused and any(state.rollouts()):
+            own.failing_s += passed_s
+        if 0 < config.standstill_s <= own.still_s:
+            self._stop(f"{STANDSTILL}: for {own.still_s:.0f} s it has waited for {waiting_for()}")
+        elif self._fails_too_long(now):
+            self._stop(
+                f"{FAILING} for {own.failing_s:.0f} s: {own.failed} attempts at prompts in a row, "
+                f"the last with: {own.last_failure}"
+            )
+
+    def _fails_too_long(self, now: float) -> bool:
+        """Whether all attempts have failed for too long, and none in work may yet be another."""
+        own, limit_s, opened = self._own, self._config.failing_s, self._state.round
+        if not 0 < limit_s <= own.failing_s or own.failed < _FEWEST_FAILED:
+            return False
+        if own.failing_s >= _LONGEST_EXCUSE * limit_s:
+            return True
+        if opened is not None and opened.given and now - opened.since_s < 2 * limit_s:
+            return False
+        groups = self._state.groups.values()
+        return not any(g.stage == "generating" and 2 * (now - g.since_s) > limit_s for g in groups)
+
+    def _stop(self, reason: str) -> None:
+        self._state.stopping = self._state.stopping or reason
