@@ -295,6 +295,44 @@ def test_a_snapshot_that_changes_after_it_was_hashed_is_never_in_use(
     assert all(tensor.equal(third[name]) for name, tensor in served.items())
 
 
+SENT, MADE = r"sender rank 1 sent checksum", r"what is kept of the version here has changed"
+CUTS = {  # and who notices, for the first version and one of which others have read already
+    "all rows": (Box.full((64, 48)), (SENT, SENT)),
+    "some columns": (Box((8, 0), (60, 40)), (MADE, SENT)),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("transport", transports())
+def test_a_snapshot_that_changes_before_anybody_read_it_is_never_in_use(
+    stack, make_trainer, transport, cut
+):
+    """Nor one of which others have read other parts."""
+    local = LocalTransport()
+    trainer = make_trainer(SHAPES, transports=[local])
+    config = ReceiverConfig(transport=transport)
+
+    def receiver_of(box: Box) -> WeightReceiver:
+        wanted = [ShardSpec("wide", (64, 48), box, "float32")]
+        made = WeightReceiver(trainer.endpoints, wanted=wanted, config=config, transports=[local])
+        return stack.enter_context(made)
+
+    box, words = CUTS[cut]
+    others = receiver_of(Box((40, 2), (50, 9)))
+    for version, who in zip((1, 3), words, strict=True):
+        trainer.publish(version)
+        damage(trainer.senders[1], version)
+        receiver = receiver_of(box)
+        with pytest.raises(DigestError, match=rf"sender rank 1 .*wide \[32:.*{who}"):
+            receiver.stage(version, timeout_s=60)
+        assert (receiver.version, receiver.staged) == (None, None)
+        good = trainer.publish(version + 1)["wide"][box.relative_to(Box.full((64, 48)))]
+        receiver.stage(version + 1, timeout_s=60)
+        assert receiver.staged_shards()[0].tensor.equal(good)
+        receiver.close()
+        others.stage(version + 1, timeout_s=60)
+
+
 class Interrupting(torch.Tensor):
     """Where Ctrl-C arrives just before it is copied into, once it is told to."""
 

@@ -118,7 +118,7 @@ class SnapshotStore:
         self._max_snapshots = max_snapshots + num_bases
         self._num_bases = num_bases
         self._memory: Memory = memory
-        self._checksums = ChecksumCache()
+        self._checksums = ChecksumCache(source.specs)
         self._buffers: list[Snapshot] = []
         self._last = NOT_WRITTEN
         self._changed = threading.Condition()
