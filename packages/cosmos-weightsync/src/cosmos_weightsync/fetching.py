@@ -207,7 +207,7 @@ class VersionFetcher:
                     session.close()
 
     def _plan(self, found: Found) -> list[tuple[Source, Layout]]:
-        senders = Layout.merge([source.layout for source in found.sources])
+        senders = Layout.merge([source.layout for source in (*found.sources, *found.others)])
         try:
             if self._wanted.specs is None and found.unreachable:
                 self._know_all(senders)
