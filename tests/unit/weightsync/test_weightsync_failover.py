@@ -343,7 +343,9 @@ def test_memory_of_a_receiver_that_changes_after_the_version_came_is_passed_on_t
     spec = ShardSpec("embed", SHAPES["embed"], CUTS[cut], "float32")
     alone = WeightReceiver([damaged.endpoint], wanted=[spec], config=reading)
     stack.enter_context(alone)
-    with pytest.raises(DigestError, match=r"embed \[.*(sent checksum|has changed since it was wri)"):
+    with pytest.raises(
+        DigestError, match=r"embed \[.*(sent checksum|has changed since it was wri)"
+    ):
         alone.stage(1, timeout_s=30)
     assert (alone.version, alone.staged) == (None, None)
     both = WeightReceiver([damaged.endpoint, whole.endpoint], wanted=[spec], config=reading)

@@ -107,7 +107,9 @@ def test_boxes_that_nobody_asked_for_are_held_against_what_was_written(is_known)
     version.learn(followed.values)
     view, damaged = view_of(tensors), tensors[1][7, 100:101].view(torch.int32)
     damaged.bitwise_xor_(1)
-    with pytest.raises(DigestError, match=r"halves \[0:40, 0:\d+\]: what is kept .* has changed since"):
+    with pytest.raises(
+        DigestError, match=r"halves \[0:40, 0:\d+\]: what is kept .* has changed since"
+    ):
         version.of_pieces(COLUMNS, view)
     damaged.bitwise_xor_(1)
     assert version.of_pieces(COLUMNS, view) == [tensor_checksum(tensors[1][:, 64:192])]

@@ -81,9 +81,9 @@ class World:
             )
             for rank, held in enumerate(self._trained)
         ]
+        halves = [[shard(columns(rank, 2))] for rank in range(2)]
         self.receivers = [
-            stack.enter_context(self.receiver([shard(columns(rank, 2))], "shared_memory", "senders"))
-            for rank in range(2)
+            stack.enter_context(self.receiver(half, "shared_memory", "senders")) for half in halves
         ]
 
     def receiver(

@@ -132,7 +132,7 @@ def test_pieces_of_another_process_come_each_to_its_place(compiled, pieces):
     sources = [
         laid_out(rows, size, step, content[start:]).copy() for start, rows, size, step in pieces
     ]
-    into = [lines(source.size, 9 * i % 64).reshape(source.shape) for i, source in enumerate(sources)]
+    into = [lines(each.size, 9 * i % 64).reshape(each.shape) for i, each in enumerate(sources)]
     reads = [
         RowRead(content.ctypes.data + start, step, place)
         for (start, _, _, step), place in zip(pieces, into, strict=True)
