@@ -370,7 +370,7 @@ static int read_together(uint8_t *scratch, size_t size, int process, uint64_t fr
 }
 
 /* Make moves in order: inside this process (`process` 0), or out of another one, where `to` is
- * contiguous. There a call costs as much as some hundred kilobytes, so that moves that lie close
+ * contiguous. There a call costs as much as 50 to 150 kilobytes, so that moves that lie close
  * together have one for all. Returns 0, or the `errno` of the first that went wrong. */
 int cosmos_make(struct move *moves, size_t count, int process) {
     uint8_t *scratch = process ? malloc(FAR_SCRATCH) : NULL;
