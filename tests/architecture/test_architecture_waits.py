@@ -49,6 +49,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "cosmos_core/bus/cancelled.py": {"cancellable": "the client of Redis gives up by itself"},
     "cosmos_app/given/trainer.py": {"save_now": _STORAGE},
+    "cosmos_app/roles/orders.py": {"orders": _DONE},
     "cosmos_app/roles/policy.py": {"_read_line": "the bus gives up by itself"},
     "cosmos_rollout/engines/vllm_pictures.py": {
         "_input": _ENGINE,

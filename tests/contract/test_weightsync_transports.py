@@ -1,4 +1,7 @@
-"""One contract, every transport: two threads, and two processes of which one is killed."""
+"""One contract, every transport: two threads, and two processes of which one is killed.
+
+Both ends of `cuda_ipc` cannot be in one process: its senders are in another all the time.
+"""
 
 import importlib.util
 import os
@@ -15,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from remote_ends import SplitTransport, start_ends
 
 from cosmos_weightsync import Box, DeadlineError, PeerLostError, Piece, WeightSyncError
 from cosmos_weightsync.arenas import Arena
@@ -29,6 +33,7 @@ from cosmos_weightsync.transports import (
     Capabilities,
     Channel,
     CrossMemoryTransport,
+    CudaIpcTransport,
     LocalTransport,
     NixlTransport,
     ProcessGroupTransport,
@@ -50,11 +55,26 @@ TRANSPORTS: dict[str, Callable[[], Transport]] = {
 if importlib.util.find_spec("nixl_cu12") is not None:
     TRANSPORTS["nixl"] = NixlTransport
 BATCHED = [name for name in ("nixl", "process_group") if name in TRANSPORTS]
-BETWEEN_PROCESSES = sorted(set(TRANSPORTS) - {"local", "tcp_plain"})
+ON_GPUS = pytest.param("cuda_ipc", marks=pytest.mark.gpu)
+BETWEEN_PROCESSES = [*sorted(set(TRANSPORTS) - {"local", "tcp_plain"}), ON_GPUS]
+MEETING_BY_ADDRESS = [kind for kind in BETWEEN_PROCESSES if kind != "process_group"]
 
 
-@pytest.fixture(params=sorted(TRANSPORTS))
+def one_end(kind: str) -> Transport:
+    return CudaIpcTransport() if kind == "cuda_ipc" else TRANSPORTS[kind]()
+
+
+@pytest.fixture(scope="module")
+def other_process() -> Iterator[object]:
+    manager, ends = start_ends()
+    with manager:
+        yield ends
+
+
+@pytest.fixture(params=[*sorted(TRANSPORTS), ON_GPUS])
 def transport(request: pytest.FixtureRequest) -> Transport:
+    if request.param == "cuda_ipc":
+        return SplitTransport(CudaIpcTransport, request.getfixturevalue("other_process"))
     return TRANSPORTS[request.param]()
 
 
@@ -88,7 +108,11 @@ def content(size: int, seed: int) -> torch.Tensor:
 
 def send_all(channel: Channel, sizes: list[int]) -> None:
     for seed, size in enumerate(sizes):
-        channel.send(content(size, seed), soon())
+        channel.send(content(size, seed).to(channel.device), soon())
+
+
+def zeros(size: int, channel: Channel) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device=channel.device)
 
 
 def test_messages_arrive_whole_and_in_order(ends, pool):
@@ -96,16 +120,16 @@ def test_messages_arrive_whole_and_in_order(ends, pool):
     sizes = [1, 7, 1000, 1001, 5_000, 1_000_003, 2]
     sent = pool.submit(send_all, sending, sizes)
     for seed, size in enumerate(sizes):
-        view = torch.zeros(size, dtype=torch.uint8)
+        view = zeros(size, receiving)
         receiving.recv_into(view, soon())
-        assert torch.equal(view, content(size, seed))
+        assert torch.equal(view.cpu(), content(size, seed))
     sent.result()
 
 
 def test_a_view_into_a_larger_buffer_is_filled_and_nothing_else(ends, pool):
     sending, receiving = ends
-    buffer = torch.zeros(3000, dtype=torch.uint8)
-    sent = pool.submit(sending.send, torch.full((1500,), 9, dtype=torch.uint8), soon())
+    buffer = zeros(3000, receiving)
+    sent = pool.submit(sending.send, zeros(1500, sending) + 9, soon())
     receiving.recv_into(buffer[700:2200], soon())
     sent.result()
     assert buffer[700:2200].eq(9).all()
@@ -114,7 +138,7 @@ def test_a_view_into_a_larger_buffer_is_filled_and_nothing_else(ends, pool):
 
 def test_the_view_may_change_once_send_has_returned(ends, pool):
     sending, receiving = ends
-    view, arrived = content(500, 3), torch.zeros(500, dtype=torch.uint8)
+    view, arrived = content(500, 3).to(sending.device), zeros(500, receiving)
 
     def send_and_spoil() -> None:
         sending.send(view, soon())
@@ -124,18 +148,18 @@ def test_the_view_may_change_once_send_has_returned(ends, pool):
     time.sleep(0.05)
     receiving.recv_into(arrived, soon())
     spoiled.result()
-    assert torch.equal(arrived, content(500, 3))
+    assert torch.equal(arrived.cpu(), content(500, 3))
 
 
 def test_a_silent_sender_runs_into_the_deadline(ends):
     with pytest.raises(DeadlineError):
-        ends[1].recv_into(torch.zeros(10, dtype=torch.uint8), soon(0.2))
+        ends[1].recv_into(zeros(10, ends[1]), soon(0.2))
 
 
 def test_a_receiver_that_takes_nothing_runs_into_the_deadline(ends):
     def fill() -> None:
         for _ in range(100):  # More than sockets and rings buffer.
-            ends[0].send(torch.zeros(1 << 20, dtype=torch.uint8), soon(0.3))
+            ends[0].send(zeros(1 << 20, ends[0]), soon(0.3))
 
     with pytest.raises(DeadlineError):
         fill()
@@ -144,7 +168,7 @@ def test_a_receiver_that_takes_nothing_runs_into_the_deadline(ends):
 @pytest.mark.parametrize("who", ["sender", "receiver"])
 def test_the_other_end_closing_ends_the_wait(ends, pool, who):
     sending, receiving = ends
-    view = torch.zeros(64 << 20, dtype=torch.uint8)
+    view = zeros(64 << 20, sending)
     if who == "receiver":
         waiting: Future[None] = pool.submit(receiving.recv_into, view, soon(20))
     else:
@@ -156,7 +180,7 @@ def test_the_other_end_closing_ends_the_wait(ends, pool, who):
 
 
 def test_closing_ones_own_end_from_another_thread_ends_the_wait(ends, pool):
-    waiting = pool.submit(ends[1].recv_into, torch.zeros(10, dtype=torch.uint8), soon(2))
+    waiting = pool.submit(ends[1].recv_into, zeros(10, ends[1]), soon(2))
     time.sleep(0.05)
     ends[1].close()
     with pytest.raises((PeerLostError, DeadlineError)):  # The latter where it cannot be woken.
@@ -171,7 +195,7 @@ def test_closing_is_allowed_again_and_again(ends):
 
 @pytest.mark.parametrize("kind", BETWEEN_PROCESSES)
 def test_a_sender_that_nobody_joins_gives_up_in_time(kind):
-    pending = TRANSPORTS[kind]().prepare("sender", HOST)
+    pending = one_end(kind).prepare("sender", HOST)
     try:
         with pytest.raises(WeightSyncError):
             pending.connect({}, soon(0.3))
@@ -182,22 +206,22 @@ def test_a_sender_that_nobody_joins_gives_up_in_time(kind):
 def test_many_channels_work_side_by_side(transport, pool):
     def one(seed: int) -> bool:
         sender, receiver = transport.prepare("sender", HOST), transport.prepare("receiver", HOST)
-        arrived = torch.zeros(40_000, dtype=torch.uint8)
 
         def send() -> None:
             channel = sender.connect(receiver.description, soon())
-            channel.send(content(40_000, seed), soon())
+            channel.send(content(40_000, seed).to(channel.device), soon())
             ends.append(channel)
 
         ends: list[Channel] = []
         thread = threading.Thread(target=send)
         thread.start()
         channel = receiver.connect(sender.description, soon())
+        arrived = zeros(40_000, channel)
         channel.recv_into(arrived, soon())
         thread.join()
         for end in (*ends, channel):
             end.close()
-        return torch.equal(arrived, content(40_000, seed))
+        return torch.equal(arrived.cpu(), content(40_000, seed))
 
     assert all(pool.map(one, range(6)))
 
@@ -250,7 +274,8 @@ def test_an_edge_moves_its_boxes_and_nothing_else(ends, pool, edge, bucket_bytes
     _, target, _ = a_holder(edge, "zeros")
     held_there = held(source, arena if memory == "arena" else None)
     if memory == "private":
-        held_there = held([tensor.clone() for tensor in source])
+        held_there = held([tensor.to(ends[0].device, copy=True) for tensor in source])
+        target = [tensor.to(ends[1].device) for tensor in target]
     for _ in range(2):  # The second time over the same channel.
         serving = pool.submit(
             serve_edge,
@@ -268,7 +293,7 @@ def test_an_edge_moves_its_boxes_and_nothing_else(ends, pool, edge, bucket_bytes
         assert arrived == serving.result()
     for piece, sent, found, checksum in zip(pieces, source, target, arrived, strict=True):
         part = piece.box.relative_to(Box.full(sent.shape))
-        assert torch.equal(as_bytes(found[part]), as_bytes(sent[part]))
+        assert torch.equal(as_bytes(found[part]).cpu(), as_bytes(sent[part]))
         assert checksum == tensor_checksum(sent[part])
         found[part] = 0
         assert not as_bytes(found).any()  # Nothing beside the box was written.
@@ -285,7 +310,7 @@ def test_what_a_transport_declares_is_what_its_channels_are(transport, ends):
         assert all(found) if declared.one_sided else not any(found)
         assert (declared.groups > 1) == isinstance(end, BatchedChannel)
         assert end.device.type in declared.devices
-        assert "cpu" in declared.devices
+        assert ("cpu" in declared.devices) == (transport.name != "cuda_ipc")
     assert declared.same_host or not declared.same_process
     assert 0 < declared.direct_bytes <= declared.message_bytes
 
@@ -334,8 +359,8 @@ def test_pieces_from_direct_bytes_on_travel_alone(ends, pool, beside, num_messag
     size = policy.direct_bytes + beside
     bucket_bytes = 4 * policy.direct_bytes + 256  # Two of them fit into a message.
     names = ["a", "b"]
-    source = {name: content(size, seed) for seed, name in enumerate(names)}
-    target = {name: torch.zeros(size, dtype=torch.uint8) for name in names}
+    source = {name: content(size, seed).to(ends[0].device) for seed, name in enumerate(names)}
+    target = {name: zeros(size, ends[1]) for name in names}
     pieces = [Piece(name, Box.full((size,)), 0, 0, size) for name in names]
     there, here = (
         HeldBoxes((name, Box.full((size,)), tensor) for name, tensor in side.items())
@@ -349,7 +374,7 @@ def test_pieces_from_direct_bytes_on_travel_alone(ends, pool, beside, num_messag
     arrived = pull_edge(receiving, pieces, here, buckets[1], soon(), bucket_bytes=bucket_bytes)
     assert arrived == serving.result()
     assert len(sending.sizes) == num_messages
-    assert all(torch.equal(target[name], source[name]) for name in names)
+    assert all(torch.equal(target[name].cpu(), source[name].cpu()) for name in names)
 
 
 def test_an_edge_whose_source_never_serves_runs_into_the_deadline(ends):
@@ -373,10 +398,10 @@ def test_an_edge_whose_receiver_never_pulls_runs_into_the_deadline(ends):
         )
 
 
-@pytest.mark.parametrize("kind", [k for k in BETWEEN_PROCESSES if k != "process_group"])
+@pytest.mark.parametrize("kind", MEETING_BY_ADDRESS)
 @pytest.mark.parametrize("description", [{}, {"address": "nobody", "host": HOST, "port": 1}])
 def test_a_description_that_leads_nowhere_is_refused(kind, description):
-    pending = TRANSPORTS[kind]().prepare("receiver", HOST)
+    pending = one_end(kind).prepare("receiver", HOST)
     with pytest.raises(WeightSyncError):
         pending.connect(description, soon(2))
     pending.close()
@@ -389,12 +414,13 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.transports import *
 kinds = {"tcp": TcpTransport, "cross_memory": CrossMemoryTransport,
          "process_group": ProcessGroupTransport, "nixl": NixlTransport,
+         "cuda_ipc": CudaIpcTransport,
          "shared_memory": lambda: SharedMemoryTransport(slot_bytes=1 << 16, num_slots=2)}
 side = sys.argv[2]
 pending = kinds[sys.argv[1]]().prepare(side, "127.0.0.1")
 print(json.dumps(dict(pending.description)), flush=True)
 channel = pending.connect(json.loads(sys.stdin.readline()), Deadline.after(30))
-view = torch.zeros(1 << 18, dtype=torch.uint8)
+view = torch.zeros(1 << 18, dtype=torch.uint8, device=channel.device)
 while True:
     (channel.send if side == "sender" else channel.recv_into)(view, Deadline.after(30))
 """
@@ -408,17 +434,18 @@ def forever(step: Callable[[torch.Tensor, Deadline], None], view: torch.Tensor) 
 @pytest.mark.parametrize("kind", BETWEEN_PROCESSES)
 @pytest.mark.parametrize("victim", ["sender", "receiver"])
 def test_a_killed_peer_is_noticed_and_leaves_nothing_behind(kind, victim, tmp_path):
-    transport = TRANSPORTS[kind]()
+    transport = one_end(kind)
     if kind == "shared_memory":
         transport = SharedMemoryTransport(slot_bytes=1 << 16, num_slots=2)
     before = set(os.listdir("/dev/shm"))
     source = Path(sys.modules["cosmos_weightsync"].__file__ or "").parents[1]
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(source)]
     peer = subprocess.Popen(
         [sys.executable, "-c", PEER, kind, victim],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
     assert peer.stdin is not None
@@ -429,7 +456,7 @@ def test_a_killed_peer_is_noticed_and_leaves_nothing_behind(kind, victim, tmp_pa
             pending = transport.prepare("receiver" if victim == "sender" else "sender", HOST)
             print(dumps(dict(pending.description)), file=peer.stdin, flush=True)
             channel = pending.connect(description, soon(30))
-            view = torch.zeros(1 << 18, dtype=torch.uint8)
+            view = zeros(1 << 18, channel)
             step = channel.recv_into if victim == "sender" else channel.send
             for _ in range(20):
                 step(view, soon(30))

@@ -25,6 +25,7 @@ ASKING = (  # marked gpu
     "contract/test_weightsync_gpu.py::test_an_edge_moves_its_boxes_between_processes",
     "contract/test_weightsync_gpu.py::test_nccl_waits_no_longer_than_the_deadline_for_an_end_that_does_not_come",
 )
+CONTRACT = "tests/contract/test_weightsync_transports.py"  # of which those of cuda_ipc
 TAKING = (  # world models, trained where `cosmos-app wfm run` finds a device
     "unit/app/test_app_wfm.py::test_a_recipe_goes_from_a_file_to_a_checkpoint",
     "unit/app/test_app_wfm.py::test_supervised_recipes_run_too_in_bfloat16_from_a_cache_with_pictures_logged",
@@ -227,19 +228,14 @@ def test_what_streams_leave_unordered_is_told(devices):
     devices.unlink()  # as it should be
 
 
-def test_what_runs_on_a_device_passes_on_it(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu or not gpu",
-        "-p",
-        "no:cacheprovider",
-    ]
-    command.append(f"--basetemp={tmp_path / 'inner'}")
-    command += [str(ROOT / "tests" / test) for test in (*ASKING, *TAKING)]
+@pytest.mark.parametrize(
+    "chosen",
+    [[f"tests/{test}" for test in (*ASKING, *TAKING)], [CONTRACT, "-k", "cuda_ipc"]],
+    ids=["tests", "contract"],
+)
+def test_what_runs_on_a_device_passes_on_it(tmp_path, chosen):
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu or not gpu"]
+    command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", *chosen]
     environment = {name: value for name, value in os.environ.items() if "XDIST" not in name}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

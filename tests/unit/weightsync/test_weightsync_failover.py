@@ -321,3 +321,33 @@ def test_a_version_is_verified_by_what_was_sent_when_the_receiver_that_gave_it_l
     with pytest.raises(PeerLostError):
         relay.stage(2, timeout_s=30)
     assert reader.verify(timeout_s=10.0) == digest
+
+
+CUTS = {"all rows": Box.full((64, 48)), "some columns": Box((8, 3), (60, 40))}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("transport", ["tcp", "shared_memory"])
+def test_memory_of_a_receiver_that_changes_after_the_version_came_is_passed_on_to_nobody(
+    stack, make_trainer, cut, transport
+):
+    trainer = make_trainer(SHAPES)
+    wanted = trainer.publish(1)["embed"]
+    reading = replace(SMALL, transport=transport)
+    damaged, whole = (WeightReceiver(trainer.endpoints, config=SERVING) for _ in range(2))
+    for holder in (damaged, whole):
+        stack.enter_context(holder).stage(1)
+    for sender in trainer.senders:
+        sender.close()
+    staged(damaged)["embed"][40, 7:8].view(torch.int32).bitwise_xor_(1)
+    spec = ShardSpec("embed", SHAPES["embed"], CUTS[cut], "float32")
+    alone = WeightReceiver([damaged.endpoint], wanted=[spec], config=reading)
+    stack.enter_context(alone)
+    with pytest.raises(
+        DigestError, match=r"embed \[.*(sent checksum|has changed since it was wri)"
+    ):
+        alone.stage(1, timeout_s=30)
+    assert (alone.version, alone.staged) == (None, None)
+    both = WeightReceiver([damaged.endpoint, whole.endpoint], wanted=[spec], config=reading)
+    stack.enter_context(both).stage(1, timeout_s=30)
+    assert staged(both)["embed"].equal(wanted[CUTS[cut].relative_to(Box.full((64, 48)))])

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from cosmos_weightsync import Box, ShardSpec
+from cosmos_weightsync import Box, DigestError, ShardSpec
+from cosmos_weightsync.boxes import subtract_all
 from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.followed import FollowedTensors
 from cosmos_weightsync.planning import Piece
@@ -42,7 +43,7 @@ def refuse(name, box):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_was_asked_for_is_known_once_the_next_version_is_written(dtype):
     tensors = [torch.zeros(shape) for shape in SHAPES.values()]
-    followed, cache, pieces = FollowedTensors(tensors, specs()), ChecksumCache(), asked()
+    followed, cache, pieces = FollowedTensors(tensors, specs()), ChecksumCache(specs()), asked()
     for turn in range(3):
         sources = [value.to(dtype) for value in values(turn)]
         version = cache.start()
@@ -58,7 +59,7 @@ def test_what_was_asked_for_is_known_once_the_next_version_is_written(dtype):
 def test_sources_that_moved_are_read_where_they_are_now():
     tensors = [torch.zeros(shape) for shape in SHAPES.values()]
     followed = FollowedTensors(tensors, specs())
-    followed.expect(ChecksumCache().start().expected)
+    followed.expect(ChecksumCache(specs()).start().expected)
     kept = [values(seed) for seed in range(2)]
     for sources in (*kept, kept[0]):
         followed.copy(range(3), sources)
@@ -66,14 +67,15 @@ def test_sources_that_moved_are_read_where_they_are_now():
 
 
 def test_lists_of_pieces_are_forgotten_two_versions_after_they_were_last_asked_for():
-    cache, mine, theirs = ChecksumCache(), asked(), asked(["whole"])
+    cache, mine, theirs = ChecksumCache(specs()), asked(), asked(["whole"])
     tensors = values(0)
     for turn in range(5):
         version = cache.start()
         if turn == 0:
             version.of_pieces(mine, view_of(tensors))
         version.of_pieces(theirs, view_of(tensors))
-        expected = 0 if turn == 0 else len(mine) if turn < 3 else len(theirs)
+        # "alone" and, before and after somebody asked for halves of it, "halves" as wholes.
+        expected = 3 if turn == 0 else len(mine) + 1 if turn < 3 else len(theirs) + 2
         assert len(version.expected.keys) == expected
     assert version.expected.numbers_of(theirs) == [0]
     assert version.expected.numbers_of(list(theirs)) is None
@@ -81,10 +83,45 @@ def test_lists_of_pieces_are_forgotten_two_versions_after_they_were_last_asked_f
 
 def test_a_part_of_what_was_asked_for_needs_no_hashing_either():
     tensors = values(0)
-    followed, cache, pieces = FollowedTensors(tensors, specs()), ChecksumCache(), asked()
+    followed, cache, pieces = FollowedTensors(tensors, specs()), ChecksumCache(specs()), asked()
     cache.start().of_pieces(pieces, view_of(tensors))
     version = cache.start()
     followed.expect(version.expected)
     followed.copy(range(3), values(1))
     version.learn(followed.values)
     assert version.of_pieces(pieces[1:], refuse) == version.of_pieces(pieces, refuse)[1:]
+
+
+COLUMNS = [Piece("halves", Box((0, 64), (40, 192)), 0, 0, 4 * 40 * 128)]  # Of both halves.
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["first", "newcomer"])
+def test_boxes_that_nobody_asked_for_are_held_against_what_was_written(is_known):
+    tensors = values(0)
+    followed, cache = FollowedTensors(tensors, specs()), ChecksumCache(specs())
+    if is_known:
+        cache.start().of_pieces(asked(), view_of(tensors))
+    version = cache.start()
+    followed.expect(version.expected)
+    followed.copy(range(3), values(1))
+    version.learn(followed.values)
+    view, damaged = view_of(tensors), tensors[1][7, 100:101].view(torch.int32)
+    damaged.bitwise_xor_(1)
+    with pytest.raises(
+        DigestError, match=r"halves \[0:40, 0:\d+\]: what is kept .* has changed since"
+    ):
+        version.of_pieces(COLUMNS, view)
+    damaged.bitwise_xor_(1)
+    assert version.of_pieces(COLUMNS, view) == [tensor_checksum(tensors[1][:, 64:192])]
+    assert version.of_pieces(COLUMNS, refuse) == version.of_pieces(COLUMNS, view)
+
+
+def test_all_of_a_version_is_hashed_while_it_is_written():
+    boxes = {"halves": [Box((0, 0), (40, 64)), Box((10, 64), (40, 200))], "whole": [], "alone": []}
+    pieces = [Piece(name, box, 0, 0, 4 * box.numel) for name in boxes for box in boxes[name]]
+    cache = ChecksumCache(specs())
+    cache.start().of_pieces(pieces, view_of(values(0)))
+    found = cache.start().expected.boxes
+    for spec in specs():
+        assert subtract_all(spec.box, found[spec.name]) == ()
+        assert sum(box.numel for box in found[spec.name]) == spec.box.numel

@@ -16,6 +16,8 @@ from cosmos_weightsync import (
     BaseVersionError,
     Box,
     DigestError,
+    FileReceiver,
+    FileSender,
     LayoutError,
     PeerLostError,
     ProtocolError,
@@ -292,3 +294,84 @@ def test_a_snapshot_that_changes_after_it_was_hashed_is_never_in_use(
     third = trainer.publish(3)
     assert receiver.stage(3, timeout_s=60).version == receiver.commit() == 3
     assert all(tensor.equal(third[name]) for name, tensor in served.items())
+
+
+SENT, MADE = r"sender rank 1 sent checksum", r"what is kept of the version here has changed"
+CUTS = {  # and who notices, for the first version and one of which others have read already
+    "all rows": (Box.full((64, 48)), (SENT, SENT)),
+    "some columns": (Box((8, 0), (60, 40)), (MADE, SENT)),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("transport", transports())
+def test_a_snapshot_that_changes_before_anybody_read_it_is_never_in_use(
+    stack, make_trainer, transport, cut
+):
+    """Nor one of which others have read other parts."""
+    local = LocalTransport()
+    trainer = make_trainer(SHAPES, transports=[local])
+    config = ReceiverConfig(transport=transport)
+
+    def receiver_of(box: Box) -> WeightReceiver:
+        wanted = [ShardSpec("wide", (64, 48), box, "float32")]
+        made = WeightReceiver(trainer.endpoints, wanted=wanted, config=config, transports=[local])
+        return stack.enter_context(made)
+
+    box, words = CUTS[cut]
+    others = receiver_of(Box((40, 2), (50, 9)))
+    for version, who in zip((1, 3), words, strict=True):
+        trainer.publish(version)
+        damage(trainer.senders[1], version)
+        receiver = receiver_of(box)
+        with pytest.raises(DigestError, match=rf"sender rank 1 .*wide \[32:.*{who}"):
+            receiver.stage(version, timeout_s=60)
+        assert (receiver.version, receiver.staged) == (None, None)
+        good = trainer.publish(version + 1)["wide"][box.relative_to(Box.full((64, 48)))]
+        receiver.stage(version + 1, timeout_s=60)
+        assert receiver.staged_shards()[0].tensor.equal(good)
+        receiver.close()
+        others.stage(version + 1, timeout_s=60)
+
+
+class Interrupting(torch.Tensor):
+    """Where Ctrl-C arrives just before it is copied into, once it is told to."""
+
+    is_told = False
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.copy_ and cls.is_told:
+            raise KeyboardInterrupt
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("receives", ["from a sender", "from files"])
+def test_a_commit_that_is_broken_off_leaves_no_version_until_one_succeeds(
+    stack, make_trainer, tmp_path, receives
+):
+    trainer = make_trainer(SHAPES)
+    first = torch.full((64, 48), -1.0)
+    served = {"wide": first, "norm": torch.full((16,), -1.0).as_subclass(Interrupting)}
+    wanted = shards_of(served.items())
+    if receives == "from files":
+        files = FileSender(shards_of(trainer.full.items()), tmp_path)
+        publish, receiver = files.publish, FileReceiver(tmp_path, wanted=wanted)
+    else:
+        publish = trainer.publish
+        receiver = stack.enter_context(WeightReceiver(trainer.endpoints, wanted=wanted))
+    for version in (1, 2):
+        trainer.step(version)
+        publish(version)
+        receiver.stage(version, timeout_s=30)
+        if version == 1:
+            receiver.commit()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Interrupting, "is_told", True)
+        with pytest.raises(KeyboardInterrupt):
+            receiver.commit()
+    assert first.equal(trainer.full["wide"])  # of version 2, beside a norm of version 1
+    assert not served["norm"].equal(trainer.full["norm"])
+    assert receiver.version is None
+    assert receiver.commit() == receiver.version == 2
+    assert all(tensor.equal(trainer.full[name]) for name, tensor in served.items())

@@ -34,7 +34,7 @@ def pinned(shadow: Shadow):
 
 def test_a_whole_version_can_be_mapped_by_other_processes():
     shadow, arena = arriving()
-    shadow.settle()
+    shadow.settle(dict)
     held = pinned(shadow).boxes(Deadline.after(1))
     assert not held.is_arriving
     assert held.arena is arena
@@ -52,7 +52,7 @@ def test_a_version_that_arrives_is_passed_on_region_by_region():
 
 def test_a_reader_that_was_hung_up_on_is_not_given_the_memory_as_whole():
     shadow, _ = arriving()
-    shadow.settle()
+    shadow.settle(dict)
     pin = pinned(shadow)
     shadow.taint()
     assert pin.boxes(Deadline.after(1)).is_arriving  # Looking at it is then an error.
@@ -70,7 +70,7 @@ def eager_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("eager_threads")
 def test_whoever_comes_while_a_version_gives_way_is_not_given_the_next_as_that_one():
     shadow, _ = arriving()
-    shadow.settle()
+    shadow.settle(dict)
     region = ("w", SPEC.box)
     is_over = threading.Event()
 
@@ -94,7 +94,7 @@ def test_whoever_comes_while_a_version_gives_way_is_not_given_the_next_as_that_o
                 shadow.begin(version, "run", Deadline.after(0.0))
                 shadow.arriving().view(*region).fill_(float(version))
                 shadow.arriving().arrived([region], SPEC.num_bytes)
-                shadow.settle()
+                shadow.settle(dict)
         finally:
             is_over.set()
         for each in reading:

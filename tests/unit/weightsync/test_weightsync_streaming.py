@@ -1,6 +1,8 @@
 """The compiled copy and hash give, bit for bit, what NumPy and xxhash give."""
 
+import ctypes
 import errno
+import mmap
 import os
 import random
 import socket
@@ -111,6 +113,56 @@ def test_another_process_is_read_as_memory_is(compiled, rows, row_bytes, step, i
         pytest.skip("the system forbids reading the memory of processes")
     assert np.array_equal(into, source)
     assert found == xxhash.xxh3_64_intdigest(source.tobytes())
+
+
+PIECES = {  # (where each begins, rows, bytes of a row, step)
+    "side by side": [(i * 5000, 1, 5000, 5000) for i in range(400)],  # more than one call's worth
+    "of a tensor cut by columns between others": [
+        (0, 1, 4096, 4096), (4096, 8, 512, 1024), (12_288, 1, 700, 700), (13_056, 3, 64, 9000)
+    ],
+    "far apart": [(0, 1, 300, 300), (1 << 20, 9, 100, 20_000), (3 << 20, 1, 500, 500)],
+    "backwards and over one another": [(5000, 1, 900, 900), (0, 4, 300, 400), (200, 1, 900, 900)],
+    "large among small": [(0, 1, 10, 10), (64, 1, 3 << 20, 3 << 20), ((3 << 20) + 64, 1, 9, 9)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+def test_pieces_of_another_process_come_each_to_its_place(compiled, pieces):
+    content = noise(4 << 20)
+    sources = [
+        laid_out(rows, size, step, content[start:]).copy() for start, rows, size, step in pieces
+    ]
+    into = [lines(each.size, 9 * i % 64).reshape(each.shape) for i, each in enumerate(sources)]
+    reads = [
+        RowRead(content.ctypes.data + start, step, place)
+        for (start, _, _, step), place in zip(pieces, into, strict=True)
+    ]
+    try:
+        found = compiled.prepare_reads(os.getpid(), reads).make()
+    except PermissionError:
+        pytest.skip("the system forbids reading the memory of processes")
+    assert all(map(np.array_equal, into, sources))
+    assert found == [xxhash.xxh3_64_intdigest(source.tobytes()) for source in sources]
+
+
+def test_what_lies_between_two_pieces_of_another_process_may_be_nothing(compiled):
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 3 * page)
+    content = np.frombuffer(memory, dtype=np.uint8)
+    content[:] = np.resize(noise(5000), 3 * page)
+    start = content.ctypes.data
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    for allowed in (0, mmap.PROT_READ | mmap.PROT_WRITE):
+        assert protect(ctypes.c_void_p(start + page), ctypes.c_size_t(page), allowed) == 0
+        into = np.zeros((2, page), np.uint8)
+        reads = [RowRead(start + 2 * i * page, 1, into[i].reshape(-1, 1)) for i in range(2)]
+        try:
+            sums = compiled.prepare_reads(os.getpid(), reads).make()
+        except PermissionError:
+            pytest.skip("the system forbids reading the memory of processes")
+        expected = [content[:page], content[2 * page :]]
+        assert all(map(np.array_equal, into, expected))
+        assert sums == [xxhash.xxh3_64_intdigest(part.tobytes()) for part in expected]
 
 
 def test_memory_that_is_not_there_is_an_error_of_the_system(compiled):

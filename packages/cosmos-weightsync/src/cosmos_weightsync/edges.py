@@ -75,15 +75,17 @@ def serve_edge(
 
     Raises:
         TransferError: the receiver is gone or too slow; the channel is of no use afterwards.
+        DigestError: what was sent is not what was written here.
     """
     pieces = EdgePieces.of(pieces)
     if one_sided(channel):
         if held.is_arriving:  # Pass on what is there, rather than wait for the last piece.
             channel.decline(deadline)
         elif channel.expose(pieces.places(held).views, held.arena, deadline):
-            sums = source_checksums(pieces, held)
-            channel.await_finish(deadline)
-            return sums
+            try:
+                return source_checksums(pieces, held)
+            finally:  # Its reader learns of an error once it has read, in the conversation.
+                channel.await_finish(deadline)
     with buckets.borrow() as bucket:
         _send(channel, pieces, held, bucket, bucket_bytes, deadline)
     return source_checksums(pieces, held)

@@ -84,7 +84,7 @@ class ProtocolError(TransferError):
 
 
 class DigestError(TransferError):
-    """Bytes arrived that are not the bytes that were sent."""
+    """Bytes arrived that are not the bytes that were sent, or published."""
 
 
 class StorageError(TransferError):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum, version_digest
@@ -26,6 +27,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.holding import VersionRange
 from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.reuse import Offer, ReusePolicy
 from cosmos_weightsync.rosters import Found, Roster
@@ -68,6 +70,15 @@ def _asked_for_versions(found: Found) -> tuple[Source, Layout]:
     if not found.sources:
         raise next(iter(found.unreachable.values()), PeerLostError("there are no senders"))
     return found.sources[0], Layout.from_ranks([[]])
+
+
+def _received(edges: Sequence[Edge], sums: Mapping[int, Sequence[int]]) -> Mapping[Piece, int]:
+    """The pieces that came over these edges, and the checksum of each."""
+    return {
+        piece: value
+        for number, edge in enumerate(edges)
+        for piece, value in zip(pieces_of(edge.wanted), sums[number], strict=True)
+    }
 
 
 class VersionFetcher:
@@ -196,7 +207,7 @@ class VersionFetcher:
                     session.close()
 
     def _plan(self, found: Found) -> list[tuple[Source, Layout]]:
-        senders = Layout.merge([source.layout for source in found.sources])
+        senders = Layout.merge([source.layout for source in (*found.sources, *found.others)])
         try:
             if self._wanted.specs is None and found.unreachable:
                 self._know_all(senders)
@@ -251,8 +262,8 @@ class VersionFetcher:
             self._shadow.give_up()
             self._suspect(staging)
             raise
-        self._shadow.settle()
         self._pieces, self._sums = list(self._edges), staging.sums
+        self._shadow.settle(partial(_received, self._pieces, self._sums))
         if staging.failed:
             self._suspect(staging)
             self._hang_up()

@@ -94,7 +94,21 @@ class DirectorySources:
         sources = self._sources_of(trusted, soon)
         if len(sources) < len(trusted):
             unreachable[_LAYOUTS] = PeerLostError("the directory no longer knows all layouts")
-        return Found(sources, {}, unreachable)
+        others = self._others(view, chosen, at_least) if self._from_receivers else []
+        return Found(sources, {}, unreachable, self._sources_of(others, soon))
+
+    def _others(self, view: View, chosen: Sequence[Member], at_least: int) -> list[Member]:
+        """Who else may have parts of what receivers have, of the same run of the trainer."""
+        runs = {member.run_id for member in chosen}
+        return [
+            member
+            for member in view.members
+            if self._is_of_use(member)
+            and member.run_id in runs
+            and member.endpoint not in self._suspects
+            and member not in chosen
+            and (member.role == "sender" or member.version >= max(at_least, 0))
+        ]
 
     def _has_changed(self, view: View, deadline: Deadline) -> bool:
         """Whether the directory, which tells at once, has another view than this one."""
@@ -138,7 +152,7 @@ class DirectorySources:
         mine = Layout.from_ranks([wanted])
         place = next((i for i, (_, is_me) in enumerate(group) if is_me), None)
         if place is None or group[place][0].layout.digest() != mine.digest():
-            return assign(wanted, found.sources)
+            return _assigned(wanted, found)
         receivers = [source for source, _ in group]
         links = self._attendance.view.links
         self._joint = JointPlan(found.sources, receivers, place, links)
@@ -224,6 +238,20 @@ class DirectorySources:
             place = (member.role, member.rank, member.host, member.version)
             found.append(Source(member.endpoint, member.name, layout, *place))
         return in_order(found)
+
+
+def _assigned(wanted: Sequence[ShardSpec], found: Found) -> list[tuple[Source, Layout]]:
+    """Plan over those found, and over others only where these do not have all of it."""
+    receivers = [source for source in found.others if source.role == "receiver"]
+    try:
+        return assign(wanted, found.sources)
+    except PlanError:
+        if not found.others:
+            raise
+    try:  # They are at different versions: those behind are waited for.
+        return assign(wanted, in_order([*found.sources, *receivers]))
+    except PlanError:
+        return assign(wanted, in_order([*found.sources, *found.others]))
 
 
 def _newest_run(senders: list[Member]) -> list[Member]:

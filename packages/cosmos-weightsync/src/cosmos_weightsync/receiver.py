@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes
@@ -28,7 +26,7 @@ from cosmos_weightsync.shards import Shard
 from cosmos_weightsync.sources import ListedSources
 from cosmos_weightsync.transports import Transport
 from cosmos_weightsync.versions import version_number
-from cosmos_weightsync.wanted import WantedWeights
+from cosmos_weightsync.wanted import WantedWeights, fill
 
 __all__ = ["ReceiverConfig", "StagedVersion", "WeightReceiver"]
 
@@ -126,7 +124,8 @@ class WeightReceiver:
     def version(self) -> int | None:
         """The version in use: committed last, ``None`` before the first.
 
-        ``None`` also while an in-place receiver is in between two versions.
+        ``None`` also in between two versions: while an in-place receiver stages, and while `commit`
+        copies, or once it was broken off, until it has succeeded.
         """
         if self._config.mode == "in_place" and self._shadow.whole_version != self._version:
             return None
@@ -249,11 +248,10 @@ class WeightReceiver:
             LayoutError: the model has moved into other memory than it was described in.
         """
         self._wanted.check_in_place()
-        shadow = {(s.spec.name, s.spec.box): s.tensor for s in self.staged_shards()}
+        shadow = self.staged_shards()
         if self._config.mode == "staged":
-            with torch.no_grad():
-                for target in self._wanted.targets:
-                    target.tensor.copy_(shadow[target.spec.name, target.spec.box])
+            self._version = None if self._wanted.targets else self._version
+            fill(self._wanted.targets, shadow)
         self._version = self._staged.version if self._staged else None
         self._committed = self._staged
         return self._staged.version if self._staged else -1

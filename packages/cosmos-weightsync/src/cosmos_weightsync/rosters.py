@@ -21,11 +21,14 @@ class Found:
         sources: Whoever may have versions.
         sessions: With some or all of them, by endpoint.
         unreachable: Who should have been there, by endpoint.
+        others: Who may have what the sources do not: receivers of other versions that will do, and
+            senders.
     """
 
     sources: Sequence[Source]
     sessions: dict[str, ReceiverSession]
     unreachable: dict[str, TransferError]
+    others: Sequence[Source] = ()
 
 
 class Roster(Protocol):

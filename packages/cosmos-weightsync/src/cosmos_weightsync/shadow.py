@@ -11,7 +11,7 @@ whoever was hung up on gets the rest of v elsewhere.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -23,11 +23,15 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionGoneError
 from cosmos_weightsync.holding import Reader, Region, VersionRange
 from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.shards import Shard
+from cosmos_weightsync.version_checksums import VersionChecksums
 
 __all__ = ["Shadow"]
 
 State = Literal["empty", "arriving", "whole", "lost"]
+Received = Callable[[], Mapping[Piece, int]]
+"""Tells the pieces that a version came in, and the checksum of each."""
 
 
 class Shadow:
@@ -44,6 +48,7 @@ class Shadow:
         self._here = HeldBoxes(())
         self.num_bytes = 0
         self._state: State = "empty"
+        self._received: Received = dict[Piece, int]
         self._version = -1
         self._run_id = ""
         self._arrived = _Regions()
@@ -126,9 +131,14 @@ class Shadow:
         with self._changed:
             self._drop_pins()
 
-    def settle(self) -> None:
-        """All is there and verified."""
+    def settle(self, received: Received) -> None:
+        """All is there and verified.
+
+        Args:
+            received: What it came in, with the checksums; readers of it all are told no others.
+        """
         with self._changed:
+            self._here.checksums, self._received = None, received
             self._state = "whole"
             self._changed.notify_all()
 
@@ -211,6 +221,10 @@ class Shadow:
         """
         with self._changed:
             if self._state == "whole" and pin in self._pins:
+                if self._here.checksums is None:  # Most receivers have no readers.
+                    specs = [shard.spec for shard in self._shards]
+                    sums = VersionChecksums.of_received(self._received(), specs)
+                    self._here.checksums = sums
                 return self._here
         return HeldBoxes(
             self._held(),

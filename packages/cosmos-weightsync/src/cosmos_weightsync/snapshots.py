@@ -142,7 +142,7 @@ class SnapshotStore:
         self._memory: Memory = memory
         self._read_s = read_s
         self._clock = clock
-        self._checksums = ChecksumCache()
+        self._checksums = ChecksumCache(source.specs)
         self._buffers: list[Snapshot] = []
         self._last = NOT_WRITTEN
         self._changed = threading.Condition()

@@ -3,16 +3,23 @@
 What was asked for in one version is likely asked for in the next: it is then hashed while the
 version is written, when the bytes are in the cache and before anybody waits. Readers ask with the
 same list of pieces each time, so where its checksums are is looked up once.
+
+Who asks for other boxes gets what is in memory by then, which may have been damaged. So all that
+nobody asked for is hashed as well while it is written, in boxes of its own, and whoever reads parts
+of these for the first time has the whole of them hashed once more and compared.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 
-from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.checksums import tensor_checksum
+from cosmos_weightsync.errors import DigestError
+from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.planning import Piece
 
 __all__ = ["ChecksumCache", "ExpectedBoxes", "VersionChecksums"]
@@ -30,18 +37,27 @@ class _Request:
 
 
 class ExpectedBoxes:
-    """The boxes that are likely to be asked for; does not change.
+    """The boxes that are likely to be asked for, and what is left between them; does not change.
+
+    Args:
+        requests: Who asked for boxes.
+        held: All that there is.
 
     Attributes:
-        keys: Tensor name and box of each.
+        keys: Tensor name and box of each; together they are all that is held.
     """
 
-    def __init__(self, requests: Sequence[_Request]) -> None:
+    def __init__(self, requests: Sequence[_Request], held: Sequence[ShardSpec]) -> None:
         numbers: dict[Key, int] = {}
         for request in requests:
             for piece in request.pieces:
                 numbers.setdefault((piece.name, piece.box), len(numbers))
-        self.keys = tuple(numbers)
+        asked = _by_name(numbers)
+        for spec in held:
+            for box in subtract_all(spec.box, asked.get(spec.name, ())):
+                numbers.setdefault((spec.name, box), len(numbers))
+        self.keys: Sequence[Key] = tuple(numbers)
+        self.boxes = _by_name(numbers)
         # By the identity of lists that are kept alive here.
         self._numbers = {
             id(r.pieces): (r.pieces, [numbers[p.name, p.box] for p in r.pieces]) for r in requests
@@ -57,12 +73,16 @@ class ChecksumCache:
     """What is asked for of versions; a list not asked for in two of them is forgotten.
 
     May be used from any thread.
+
+    Args:
+        held: What every version has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: Sequence[ShardSpec]) -> None:
         self._lock = threading.Lock()
+        self._held = held
         self._requests: list[_Request] = []
-        self._expected = ExpectedBoxes(())
+        self._expected = ExpectedBoxes((), held)
         self._is_new = False
 
     def start(self) -> "VersionChecksums":
@@ -73,7 +93,7 @@ class ChecksumCache:
             kept = [r for r in self._requests if r.unused_for <= _FORGOTTEN_AFTER]
             if self._is_new or len(kept) < len(self._requests):
                 self._requests, self._is_new = kept, False
-                self._expected = ExpectedBoxes(kept)
+                self._expected = ExpectedBoxes(kept, self._held)
             return VersionChecksums(self._asked, self._expected)
 
     def _asked(self, pieces: Sequence[Piece]) -> None:
@@ -99,6 +119,14 @@ class VersionChecksums:
         self._values: list[int] = []
         self._known: dict[Key, int] = {}
 
+    @classmethod
+    def of_received(cls, received: Mapping[Piece, int], held: Sequence[ShardSpec]) -> Self:
+        """Those of a version that arrived in these pieces, each with its checksum."""
+        request = _Request(tuple(received))
+        found = cls(lambda pieces: None, ExpectedBoxes([request], held))
+        found._known.update({(p.name, p.box): value for p, value in received.items()})
+        return found
+
     def learn(self, values: Mapping[int, int]) -> None:
         """Checksums that were computed while the version was written.
 
@@ -112,14 +140,40 @@ class VersionChecksums:
             self._known.update({keys[number]: value for number, value in values.items()})
 
     def of_pieces(self, pieces: Sequence[Piece], view: Callable[[str, Box], Tensor]) -> list[int]:
-        """The checksums of these pieces; computes those that nobody asked for before."""
+        """The checksums of these pieces; computes those that nobody asked for before.
+
+        Raises:
+            DigestError: what lies around one of these is not what was written.
+        """
         self._asked(pieces)
         numbers = self.expected.numbers_of(pieces) if self._values else None
         if numbers is not None:
             return [self._values[number] for number in numbers]
         self._known.update(zip(self.expected.keys, self._values, strict=False))
         keys = [(piece.name, piece.box) for piece in pieces]
-        for key in keys:
-            if key not in self._known:
-                self._known[key] = tensor_checksum(view(*key))
+        found = {key: tensor_checksum(view(*key)) for key in keys if key not in self._known}
+        self._check(found, view)  # Afterwards, so that nothing can happen in between.
+        self._known.update(found)
         return [self._known[key] for key in keys]
+
+    def _check(self, found: Iterable[Key], view: Callable[[str, Box], Tensor]) -> None:
+        """Hold what these boxes are parts of against what was written."""
+        checked: set[Key] = set()
+        for name, box in found:
+            for whole in self.expected.boxes.get(name, ()):
+                key = name, whole
+                if key in checked or key not in self._known or whole.intersect(box) is None:
+                    continue
+                checked.add(key)
+                if tensor_checksum(view(*key)) != self._known[key]:
+                    raise DigestError(
+                        f"{name} {whole}: what is kept of the version here has changed since it "
+                        "was written, as in memory that fails"
+                    )
+
+
+def _by_name(keys: Iterable[Key]) -> Mapping[str, Sequence[Box]]:
+    boxes: dict[str, list[Box]] = {}
+    for name, box in keys:
+        boxes.setdefault(name, []).append(box)
+    return boxes

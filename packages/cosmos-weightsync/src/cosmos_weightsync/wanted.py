@@ -13,9 +13,18 @@ from cosmos_weightsync.living import check_in_place
 from cosmos_weightsync.planning import nearest_name
 from cosmos_weightsync.shards import Shard, check_separate, handed_over, torch_dtype
 
-__all__ = ["Mode", "WantedWeights"]
+__all__ = ["Mode", "WantedWeights", "fill"]
 
 Mode = Literal["staged", "in_place"]
+
+
+def fill(targets: Iterable[Shard], staged: Iterable[Shard]) -> None:
+    """Copy staged regions into the memory of those that want them; casts among floating dtypes."""
+    arrived = {(shard.spec.name, shard.spec.box): shard.tensor for shard in staged}
+    with torch.no_grad():
+        for target in targets:
+            if not target.spec.box.is_empty:
+                target.tensor.copy_(arrived[target.spec.name, target.spec.box])
 
 
 class WantedWeights:

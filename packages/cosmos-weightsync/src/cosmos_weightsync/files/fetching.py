@@ -29,6 +29,7 @@ from cosmos_weightsync.planning import Piece, plan_transfer
 from cosmos_weightsync.receiver import StagedVersion
 from cosmos_weightsync.shards import Shard, check_separate, handed_over, torch_dtype
 from cosmos_weightsync.versions import version_number
+from cosmos_weightsync.wanted import fill
 
 __all__ = ["FileReceiver", "FileReceiverConfig"]
 
@@ -95,7 +96,7 @@ class FileReceiver:
 
     @property
     def version(self) -> int | None:
-        """The version committed last, ``None`` before the first."""
+        """The version committed last; ``None`` before the first, and after one was broken off."""
         return self._version
 
     @property
@@ -172,11 +173,9 @@ class FileReceiver:
             LayoutError: the model has moved into other memory than it was described in.
         """
         check_in_place(self._targets)
-        shadow = {(s.spec.name, s.spec.box): s.tensor for s in self.staged_shards()}
-        with torch.no_grad():
-            for target in self._targets:
-                if not target.spec.box.is_empty:
-                    target.tensor.copy_(shadow[target.spec.name, target.spec.box])
+        shadow = self.staged_shards()
+        self._version = None if self._targets else self._version
+        fill(self._targets, shadow)
         version = self._staged.version if self._staged else -1
         self._version = version
         self._committed = self._staged
