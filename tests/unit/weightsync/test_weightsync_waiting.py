@@ -157,6 +157,7 @@ def test_whoever_listens_where_a_dead_sender_did_is_not_taken_for_dead(world):
     sources = DirectorySources(mine, "senders", find_timeout_s=20)
     attend(world, "before", "sender", 10).close(Deadline.after(20))
     attend(world, "dead", "sender", 10)
+    mine.wait_for(lambda view: {m.id for m in view.members} == {"mine", "dead"}, Deadline.after(20))
     assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["dead"]
     sources.suspect("127.0.0.1:10", PeerLostError("gone"))
     with pytest.raises(DeadlineError):
