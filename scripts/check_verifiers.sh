@@ -16,8 +16,7 @@ grep -vE '^(verifiers|openai|mcp|mcp-types)==' constraints.txt >"$constraints"
 # uv is there if make setup got it; pip takes longer.
 .venv/bin/python -m uv pip install --quiet --python "$python" "${wanted[@]}" ||
     PIP_NO_COMPILE=1 "$python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}"
-"$python" -c "import verifiers.v1" # without it the tests would be skipped
 env -u PYTHONPATH "$python" -m pytest -q -p no:cacheprovider -o pythonpath=tests/support -o addopts= \
-    --import-mode=importlib --strict-markers -ra \
+    --import-mode=importlib --strict-markers -ra --require all,verifiers-0.4 \
     tests/unit/rollout/test_rollout_environments_verifiers_04.py \
     tests/unit/rollout/test_rollout_chat_endpoint.py

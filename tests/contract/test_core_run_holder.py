@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from capabilities import skip_without
 
 from cosmos_core.rundir import RunDirectory, RunInUseError
 
@@ -37,7 +38,7 @@ def why_not() -> str:
 
 def test_a_run_of_another_machine_is_left_to_it_until_that_one_dies(tmp_path: Path) -> None:
     if reason := why_not():
-        pytest.skip(reason)
+        skip_without("namespaces", reason)
     command = on_machine("gpu-7", sys.executable, "-c", _HOLD, str(tmp_path / "run"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as there:

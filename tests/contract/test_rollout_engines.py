@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ import pytest_asyncio
 
 torch = pytest.importorskip("torch")
 
+from capabilities import skip_without  # noqa: E402
 from engines_forked import engine_environment, may_fork  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
@@ -208,8 +210,8 @@ async def vllm(paths: Sequence[Path], kv: str) -> Subject:
 async def sglang(paths: Sequence[Path], kv: str) -> Subject:
     """In the Python that COSMOS_SGLANG_PYTHON names, or in this one."""
     interpreter = os.environ.get("COSMOS_SGLANG_PYTHON")
-    if interpreter is None:
-        pytest.importorskip("sglang", reason="waits for a Python that has SGLang")
+    if interpreter is None and find_spec("sglang") is None:
+        skip_without("sglang")
     setup = EngineSetup(model_path=paths[0], weight_source=DirectorySource(paths))
     on_cpu = {"attention_backend": "torch_native", "sampling_backend": "pytorch"}
     config = SGLangConfig(

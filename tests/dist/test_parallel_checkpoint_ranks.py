@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from process_trees import run_tree
 
-s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
+s3fs = pytest.importorskip("s3fs")
 
 from s3_server import s3_server  # noqa: E402
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from capabilities import needs
 from process_trees import run_tree
 from seeing import (
     FAMILIES,
@@ -26,7 +27,7 @@ def found(tmp_path_factory) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment")
+@needs("torchvision", can_cut_pictures())
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("axis", ["cp", "tp"])

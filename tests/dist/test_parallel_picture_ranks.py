@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from capabilities import needs
 from process_trees import run_tree
 from safetensors.torch import load_file
 from seeing import (
@@ -108,7 +109,7 @@ def test_ranks_with_and_without_pictures_take_the_steps_of_one(written, shown):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment")
+@needs("torchvision", can_cut_pictures())
 @pytest.mark.parametrize(
     ("run", "case"),
     [

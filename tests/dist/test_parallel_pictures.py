@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from capabilities import needs
 from PIL import Image
 from process_trees import run_tree
 from seeing import (
@@ -114,7 +115,7 @@ def test_a_model_without_sight_has_no_reader(tmp_path):
     assert PictureReader.of(tmp_path) is None
 
 
-@pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment")
+@needs("torchvision", can_cut_pictures())
 def test_inputs_are_those_of_the_model_s_own_processor(model_dir, reader, tmp_path):
     pictures = [shown(model_dir, name) for name in ("green-56x28", "noise-100x77")]
     run_tree(

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from capabilities import needs
 from process_trees import run_tree
 from seeing import (
     can_cut_pictures,
@@ -16,7 +17,7 @@ from seeing import (
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment"),
+    needs("torchvision", can_cut_pictures()),
 ]
 ROWS = Path(__file__).with_name("video_rows.py")
 PICTURE = "<|vision_start|>" + "<|image_pad|>" * 4 + "<|vision_end|>"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from capabilities import needs
 from process_trees import run_tree
 from seeing import (
     FAMILIES,
@@ -22,9 +23,7 @@ from cosmos_parallel import PictureError
 
 NUMBERS = Path(__file__).with_name("video_numbers.py")
 SLOW, FAST = 5, 6  # rows of the same frames, a second and a third of one apart
-needs_torchvision = pytest.mark.skipif(
-    not can_cut_pictures(), reason="needs torchvision beside the environment"
-)
+needs_torchvision = needs("torchvision", can_cut_pictures())
 
 
 @pytest.fixture(scope="module")

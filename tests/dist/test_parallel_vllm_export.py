@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from capabilities import needs
 from process_trees import run_tree
 from seeing import can_cut_pictures, seeing_environment
 
@@ -172,9 +173,7 @@ def served(exported, asked, serving) -> Path:
     return exported
 
 
-needs_pictures = pytest.mark.skipif(
-    not can_cut_pictures(), reason="needs torchvision beside the environment"
-)
+needs_pictures = needs("torchvision", can_cut_pictures())
 EACH = [
     pytest.param(family, marks=needs_pictures) if family == "qwen2_5_vl" else family
     for family in FAMILIES

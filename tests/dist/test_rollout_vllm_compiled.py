@@ -11,6 +11,7 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 pytest.importorskip("cosmos_weightsync")
 
+from capabilities import needs  # noqa: E402
 from engines_forked import engine_environment, may_fork  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 
@@ -30,9 +31,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        torch.cuda.is_available(), reason="waits for a machine without a CUDA device"
-    ),
+    needs("no-gpu", not torch.cuda.is_available()),
 ]
 PROMPT = (5, 9, 33, 12, 7)
 

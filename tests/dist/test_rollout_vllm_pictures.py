@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capabilities import needs
 
 pytest.importorskip("vllm")
 pytest.importorskip("cosmos_weightsync")
@@ -28,9 +29,7 @@ def seeing(*families):
     """Mark a test of what the processes of these families measured."""
 
     def mark(test):
-        is_there = pytest.mark.skipif(
-            not can_cut_pictures(), reason="needs torchvision beside the environment"
-        )
+        is_there = needs("torchvision", can_cut_pictures())
         of_families = pytest.mark.parametrize("measured", families, indirect=True)
         return pytest.mark.slow(is_there(of_families(test)))
 

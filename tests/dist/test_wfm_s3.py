@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
-s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
+s3fs = pytest.importorskip("s3fs")
 
 from diffusers import DiffusionPipeline  # noqa: E402
 from PIL import Image  # noqa: E402

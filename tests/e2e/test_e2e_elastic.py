@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from capabilities import skip_without
 from one_thread import busiest_thread, can_stop_threads, is_computing, stopped
 from real_runs import SMALL, SOURCES, Run, Runner, assert_balanced
 from safetensors.torch import load_file
@@ -210,7 +211,7 @@ def test_one_that_hangs_in_a_step_is_begun_anew_and_the_others_have_waited_for_i
     """The thread that trains stands still, its signs of life go on: they are another thread's."""
     pytest.importorskip("torchft")
     if not can_stop_threads():
-        pytest.skip("waits for a system that lets a process trace its children")
+        skip_without("tracing")
     run = begun_by_two(
         runner,
         slow_rewards(tmp_path),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from machines import IPV4, IPV6
 from real_runs import SMALL, SOURCES, SUMS, Run, assert_balanced
-from slurm import Slurm, slurm, why_not
+from slurm import Slurm, skip_without_cluster, slurm
 
 from cosmos_app.event_log import read_events
 
@@ -47,8 +47,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Slurm]:
-    if reason := why_not():
-        pytest.skip(reason)
+    skip_without_cluster()
     with slurm(NUM_MACHINES, tmp_path / "slurm", request.param) as made:
         yield made
 

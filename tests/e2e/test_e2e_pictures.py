@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from capabilities import needs
 from clips import write_clip
 from real_runs import Run, Runner, assert_balanced
 from seeing import (
@@ -42,9 +43,7 @@ from cosmos_parallel import (
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not can_cut_pictures(), reason="torchvision, which vLLM wants, is not there"
-    ),
+    needs("torchvision", can_cut_pictures()),
 ]
 QUESTION = "Which colour?"
 

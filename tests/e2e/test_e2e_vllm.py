@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from capabilities import skip_without
 from processes import descendants, is_alive, title_of
 from real_runs import QUICKSTART, Run, Runner, assert_balanced
 from versions_of_runs import model_of_version, reference_logprobs, versions_of
@@ -51,7 +52,7 @@ def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_t
     engine: str, runner: Runner, tmp_path: Path
 ) -> None:
     if engine == "sglang" and SGLANG is None:
-        pytest.skip("COSMOS_SGLANG_PYTHON names no Python that has SGLang")
+        skip_without("sglang")
     reward = tmp_path / "reward.py"
     reward.write_text("def ones(sample):\n    return sample.response.count('1') / 48\n")
     run = runner.start(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capabilities import skip_without
 
 _FLAGS = (
     "--headless",
@@ -29,7 +30,7 @@ def open_browser(profile: Path, *flags: str) -> Iterator[Any]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("waits for chromium and chromedriver: scripts/install_browser.sh")
+        skip_without("browser")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in (*_FLAGS, f"--user-data-dir={profile}", *flags):

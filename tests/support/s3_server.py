@@ -24,7 +24,7 @@ def s3_server(bucket: str, name: str = "") -> Generator[dict[str, str]]:
         bucket: Its name.
         name: Which of `SERVERS`, for a test that waits for it; Swift if there is one where empty.
     """
-    s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
+    s3fs = pytest.importorskip("s3fs")
     started = {"swift": _swift, "moto": _moto}
     with started[name or ("swift" if swift_servers.PYTHON else "moto")]() as found:
         s3fs.S3FileSystem(**found).mkdir(bucket)
@@ -39,7 +39,7 @@ def _swift() -> Generator[dict[str, str]]:
 
 @contextmanager
 def _moto() -> Generator[dict[str, str]]:
-    pytest.importorskip("moto", reason="waits for moto[server], which plays an S3 server")
+    pytest.importorskip("moto")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = subprocess.Popen(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from capabilities import needs
 
 from cosmos_rollout import (
     ProgramResult,
@@ -81,13 +82,9 @@ def _protection() -> SandboxProtection | None:
 
 _FOUND = _protection()
 
-needs_namespaces = pytest.mark.skipif(_FOUND is None, reason="needs user name spaces of the kernel")
-needs_own_files = pytest.mark.skipif(
-    _FOUND is None or _FOUND.files != "own", reason="needs Linux 5.12 and its user name spaces"
-)
-needs_rules = pytest.mark.skipif(
-    _FOUND is None or not has_rules(ctypes.CDLL(None)), reason="needs Landlock, and name spaces"
-)
+needs_namespaces = needs("namespaces", _FOUND is not None)
+needs_own_files = needs("own-files", _FOUND is not None and _FOUND.files == "own")
+needs_rules = needs("landlock", _FOUND is not None and has_rules(ctypes.CDLL(None)))
 
 RUNS = [
     pytest.param(run_program, marks=needs_own_files, id="own"),

@@ -14,6 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from capabilities import skip_without
 from machines import IPV6, Machine, machines
 from machines import why_not as why_no_machines
 
@@ -136,12 +137,12 @@ class Slurm:
         )
 
 
-def why_not() -> str:
-    """Say what is missing for a cluster here; nothing if nothing is."""
-    missing = [tool for tool in (*_DAEMONS, *_COMMANDS) if shutil.which(tool) is None]
-    if missing:
-        return f"SLURM's {missing[0]} is not here: scripts/install_slurm.sh"
-    return why_no_machines()
+def skip_without_cluster() -> None:
+    """Skip the test where no cluster can be had."""
+    if missing := [tool for tool in (*_DAEMONS, *_COMMANDS) if shutil.which(tool) is None]:
+        skip_without("slurm", f"no {', '.join(missing)}")
+    if reason := why_no_machines():
+        skip_without("machines", reason)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from capabilities import skip_without
 
 PYTHON = os.environ.get("COSMOS_SWIFT_PYTHON")  # by scripts/s3_environment.sh
 STORING = ("account", "container", "object")
@@ -136,12 +136,12 @@ class Swift:
 def swift_servers() -> Generator[Swift]:
     """Start them on an empty disk, or skip the test where that cannot be."""
     if PYTHON is None:
-        pytest.skip("waits for Swift: COSMOS_SWIFT_PYTHON=$(scripts/s3_environment.sh)")
+        skip_without("swift")
     with tempfile.TemporaryDirectory() as folder:
         try:
             os.setxattr(folder, "user.tests", b"1")
         except OSError:
-            pytest.skip(f"waits for extended attributes of files, which {folder} has not")
+            skip_without("attributes", folder)
         servers = Swift(Path(folder))
         try:
             servers.start()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from capabilities import skip_without
 from machines import IPV4, IPV6, Machine, machines, why_not
 from weight_commands import (
     Pushed,
@@ -40,7 +41,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def two(request: pytest.FixtureRequest) -> Iterator[list[Machine]]:
     if reason := why_not():
-        pytest.skip(reason)
+        skip_without("machines", reason)
     with machines(2, network=getattr(request, "param", IPV4)) as made:
         yield made
 

@@ -19,7 +19,7 @@ from cosmos_weightsync import (
     shards_of,
 )
 
-s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
+s3fs = pytest.importorskip("s3fs")
 
 WIDTH = 1 << 12
 SEVERAL_PARTS = 1 << 20

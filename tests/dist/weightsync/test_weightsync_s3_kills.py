@@ -22,7 +22,7 @@ from cosmos_weightsync import (
     shards_of,
 )
 
-s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
+s3fs = pytest.importorskip("s3fs")
 
 pytestmark = pytest.mark.slow
 Driver = Mapping[str, object]

@@ -5,11 +5,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from capabilities import skip_without
 
 pytest.importorskip("verifiers")
 pytest.importorskip("datasets")
 if version("verifiers") != "0.1.10":
-    pytest.skip("waits for verifiers 0.1.10", allow_module_level=True)
+    skip_without("packages", "of verifiers, 0.1.10")
 
 from cosmos_app.errors import DataError
 from cosmos_app.prepare import RunFiles, run_files

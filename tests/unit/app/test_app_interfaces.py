@@ -1,23 +1,19 @@
 """The interface of an address, and which one gloo is told to use."""
 
 import os
-from pathlib import Path
 
 import pytest
+from with_ipv6 import WITH_IPV6
 
 from cosmos_app.interfaces import interface_of, on_loopback
 from cosmos_app.roles.process import stay_on_loopback
-
-
-def _has_ipv6() -> bool:
-    return Path("/proc/net/if_inet6").exists() and "lo" in Path("/proc/net/if_inet6").read_text()
 
 
 def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1") == "lo"
 
 
-@pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+@WITH_IPV6
 @pytest.mark.parametrize("address", ["::1", "0:0:0:0:0:0:0:1", "::1%lo"])
 def test_the_interface_of_an_address_of_ipv6_is_found(address: str) -> None:
     assert interface_of(address) == "lo"

@@ -1,6 +1,5 @@
 """Machines that are reached by IPv6 alone; `tests/dist/test_app_machines.py` has two of them."""
 
-import socket
 import threading
 import urllib.request
 from contextlib import closing
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import uvicorn
+from with_ipv6 import WITH_IPV6
 
 pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
@@ -36,15 +36,7 @@ from cosmos_wfm import DiffusionRlConfig, DisaggregatedConfig, StepParts, parse_
 DEADLINE_S = 60.0
 
 
-def _has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+pytestmark = WITH_IPV6
 
 
 def test_the_head_s_address_is_given_as_an_override() -> None:

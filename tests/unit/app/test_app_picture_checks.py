@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from capabilities import needs
 from click.testing import CliRunner, Result
 from clips import write_clip
 from seeing import write_pictures, write_seeing_model
@@ -92,9 +93,7 @@ def test_a_model_that_sees_passes_and_its_parameters_are_counted(folder: Path) -
         pytest.param(
             ("model.path={folder}/model", "data.path={folder}/clips.jsonl"),
             "clips.jsonl: has videos: .*pip install torchvision",
-            marks=pytest.mark.skipif(
-                find_spec("torchvision") is not None, reason="torchvision is installed"
-            ),
+            marks=needs("no-torchvision", find_spec("torchvision") is None),
         ),
         (
             (

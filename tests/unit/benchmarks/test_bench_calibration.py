@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from capabilities import skip_without
 from click.testing import CliRunner
 
 pytest.importorskip("cosmos_weightsync")
@@ -58,7 +59,7 @@ def test_every_transport_is_measured_directly_and_where_it_passes_on_in_a_chain(
     machine: Machine, transport: str
 ) -> None:
     if transport not in transports_here():
-        pytest.skip(f"{transport} is not installed")
+        skip_without("nixl")
     is_chained = any(run.chained for run in runs_of(transport))
     assert is_chained == (transport in {"tcp", "process_group", "nixl"})
     for chained in {False, is_chained}:

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from capabilities import needs
 from torch import nn
 from triton_interpreter import check_interpreted
 
@@ -99,7 +100,7 @@ assert row_sums(logits, targets)[1].isfinite().all()
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="there is one for Linux only")
+@needs("triton", find_spec("triton") is not None)
 def test_the_kernels_of_a_gpu_compute_the_same():
     check_interpreted(INTERPRETED)
 

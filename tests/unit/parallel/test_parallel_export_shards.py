@@ -54,7 +54,7 @@ def test_a_full_disk_is_what_the_system_says_of_it(tmp_path, model_directory):
 
 
 def test_an_adapter_for_which_there_is_no_room_is_an_error_of_the_export(tmp_path, model_directory):
-    pytest.importorskip("peft", reason="waits for peft")
+    pytest.importorskip("peft")
     mesh, base = build_mesh(ParallelConfig()), model_directory("Llama", tied=False)
     model = load_causal_lm(base, mesh, ModelConfig(lora=LoraConfig()))
     with no_file_longer_than(4000), pytest.raises(ExportError, match=r"out: .*File too large"):

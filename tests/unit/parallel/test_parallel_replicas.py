@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from capabilities import skip_without
 from torch import nn
 
 from cosmos_parallel import (
@@ -239,7 +240,7 @@ def test_work_that_does_not_end_is_given_up_and_its_group_with_it(port, threads)
 @pytest.mark.gpu
 def test_a_sum_on_devices_tells_of_a_member_that_died(port):
     if torch.cuda.device_count() < 2:
-        pytest.skip("waits for two CUDA devices: NCCL joins no two ranks on one")
+        skip_without("two-gpus")
     members = [
         subprocess.Popen(
             [sys.executable, "-c", MEMBER, str(port), str(index)],

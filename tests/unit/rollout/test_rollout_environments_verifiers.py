@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 import pytest
+from capabilities import skip_without
 
 pytest.importorskip("verifiers")
 pytest.importorskip("datasets")
 if version("verifiers") != "0.1.10":
-    pytest.skip("waits for verifiers 0.1.10", allow_module_level=True)
+    skip_without("packages", "of verifiers, 0.1.10")
 
 from cosmos_rollout import (
     EpisodeError,

@@ -8,10 +8,11 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
+from capabilities import skip_without
 
 pytest.importorskip("verifiers")
 if not version("verifiers").startswith("0.4."):
-    pytest.skip("waits for verifiers 0.4", allow_module_level=True)
+    skip_without("verifiers-0.4")
 
 from spelling import TOKENIZER, play, says, spelled
 

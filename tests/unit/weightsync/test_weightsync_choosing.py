@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from capabilities import needs
 
 from cosmos_weightsync import TransportUnavailableError
 from cosmos_weightsync.transports import (
@@ -80,7 +81,7 @@ def test_memory_of_a_gpu_that_is_not_seen_here_comes_through_the_host():
     assert choose_transport(OURS, ALL, same_host=True, device="cuda").name == "shared_memory"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="waits for a machine without a CUDA device")
+@needs("no-gpu", not torch.cuda.is_available())
 def test_a_process_without_cuda_names_no_gpu():
     assert CudaIpcTransport().gpu == gpu_of(OURS) == ""
     assert not visible_gpus()

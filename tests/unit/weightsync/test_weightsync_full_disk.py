@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from capabilities import skip_without
 
 from cosmos_weightsync import (
     Box,
@@ -32,7 +33,7 @@ def test_a_full_file_system_keeps_the_version_in_use_and_takes_the_next_once_it_
     try:
         subprocess.run(may_mount, check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("waits for a Linux that lets its users mount")
+        skip_without("namespaces", "no mounts")
     script = Path(__file__).with_name("full_disk_process.py")
     command = ["unshare", "-rm", sys.executable, str(script), str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)

@@ -1,11 +1,11 @@
 """Hosts that are reached by IPv6 alone."""
 
-import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import torch
+from with_ipv6 import WITH_IPV6
 
 from cosmos_weightsync import (
     ReceiverConfig,
@@ -19,16 +19,7 @@ from cosmos_weightsync.files.pulling import PushedDirectory, pull_directory
 from cosmos_weightsync.files.pushing import DirectoryServer
 from cosmos_weightsync.frames import join_endpoint, parse_endpoint
 
-
-def _has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+pytestmark = WITH_IPV6
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "process_group"])

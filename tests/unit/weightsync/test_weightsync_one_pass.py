@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from capabilities import needs
 from triton_interpreter import check_interpreted
 
 from cosmos_weightsync import Box, EncodingError, Shard, ShardSpec, shards_of
@@ -51,7 +52,7 @@ assert maxima.tolist() == [[float("inf"), 1.0], [float("inf"), 1.0]]
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="comes with torch for CUDA")
+@needs("triton", find_spec("triton") is not None)
 def test_the_kernel_finds_the_maxima_scales_and_quotients_of_loops():
     check_interpreted(INTERPRETED)
 

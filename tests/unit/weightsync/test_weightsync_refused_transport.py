@@ -1,7 +1,10 @@
 """A transport that both ends have and cannot be used between them: the system may say so."""
 
+import sys
+
 import pytest
 import torch
+from capabilities import needs
 
 from cosmos_weightsync import (
     ReceiverConfig,
@@ -13,7 +16,7 @@ from cosmos_weightsync import (
 from cosmos_weightsync.transports import Capabilities
 from cosmos_weightsync.transports.host_sockets import prepare_on_host
 
-pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="waits for Linux")
+pytestmark = needs("linux", sys.platform == "linux")
 
 
 class Forbidden:

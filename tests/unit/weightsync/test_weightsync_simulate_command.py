@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from capabilities import needs
 from click.testing import CliRunner, Result
 
 from cosmos_weightsync import Link, Links, Topology, plan_transfer, simulate
@@ -184,7 +185,7 @@ def test_the_timeline_is_drawn(tmp_path):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is installed")
+@needs("no-matplotlib", find_spec("matplotlib") is None)
 def test_a_figure_without_matplotlib_says_what_to_install():
     result = run("1GB", "--figure", "timeline.png", status=1)
     assert 'pip install "cosmos-weightsync[figure]"' in result.output

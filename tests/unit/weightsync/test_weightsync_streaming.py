@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import xxhash
+from capabilities import skip_without
 
 from cosmos_weightsync.streaming import (
     CompiledRows,
@@ -37,7 +38,7 @@ SHAPES += [(6, 10_000, 10_304, 10_000), (4, 9000, 9000, 9064)]
 def compiled() -> CompiledRows:
     found = compiled_rows()
     if found is None:
-        pytest.skip("no C compiler was there when the package was built")
+        skip_without("compiler", "none was there when the package was built")
     return found
 
 
@@ -110,7 +111,7 @@ def test_another_process_is_read_as_memory_is(compiled, rows, row_bytes, step, i
     try:  # This process, as if it were another.
         (found,) = compiled.prepare_reads(os.getpid(), [read]).make()
     except PermissionError:
-        pytest.skip("the system forbids reading the memory of processes")
+        skip_without("tracing")
     assert np.array_equal(into, source)
     assert found == xxhash.xxh3_64_intdigest(source.tobytes())
 
@@ -140,7 +141,7 @@ def test_pieces_of_another_process_come_each_to_its_place(compiled, pieces):
     try:
         found = compiled.prepare_reads(os.getpid(), reads).make()
     except PermissionError:
-        pytest.skip("the system forbids reading the memory of processes")
+        skip_without("tracing")
     assert all(map(np.array_equal, into, sources))
     assert found == [xxhash.xxh3_64_intdigest(source.tobytes()) for source in sources]
 
@@ -159,7 +160,7 @@ def test_what_lies_between_two_pieces_of_another_process_may_be_nothing(compiled
         try:
             sums = compiled.prepare_reads(os.getpid(), reads).make()
         except PermissionError:
-            pytest.skip("the system forbids reading the memory of processes")
+            skip_without("tracing")
         expected = [content[:page], content[2 * page :]]
         assert all(map(np.array_equal, into, expected))
         assert sums == [xxhash.xxh3_64_intdigest(part.tobytes()) for part in expected]
