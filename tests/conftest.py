@@ -9,6 +9,7 @@ A test that lacks something is skipped, and the closing lines say what would hav
 ``--require`` a skip for want of what is named there is a failure (decision 0398).
 """
 
+import gc
 from collections import Counter
 from collections.abc import Generator
 from typing import Any
@@ -48,6 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_LEFT_OUT] = Counter()
     if config.stash[_REQUIRED]:
         config.option.continue_on_collection_errors = True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while a million objects are made by imports: a fifth of their time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -92,6 +92,7 @@ def skip_without(name: str, why: str = "") -> NoReturn:
         name: of the capability.
         why: what was found instead.
     """
+    __tracebackhide__ = True  # the caller is where it was skipped
     pytest.skip(_reason(name, why), allow_module_level=True)
 
 
