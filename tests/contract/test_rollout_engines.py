@@ -23,9 +23,10 @@ torch = pytest.importorskip("torch")
 
 from capabilities import skip_without  # noqa: E402
 from engines_forked import engine_environment, may_fork  # noqa: E402
+from over_versions import logits_over_versions  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
-from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 
 from cosmos_core.trajectory import VersionSpan  # noqa: E402
 from cosmos_rollout import (  # noqa: E402
@@ -37,6 +38,7 @@ from cosmos_rollout import (  # noqa: E402
     GeneratedSample,
     GenerationRequest,
     InProcessEngine,
+    KvPolicy,
     PromptError,
     PromptTooLongError,
     RolloutEngine,
@@ -68,27 +70,17 @@ NEAR = 1e-2 if torch.cuda.is_available() else 1e-3
 class ModelReference:
     """Log-probs of a response whose tokens were sampled under several weight versions."""
 
-    def __init__(self, paths: Sequence[Path], kv: str) -> None:
+    def __init__(self, paths: Sequence[Path], kv: KvPolicy) -> None:
         self._models = [
             AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in paths
         ]
-        self._kv = kv
+        self._kv: KvPolicy = kv
 
-    @torch.no_grad()
     def table(self, prompt, token_ids, spans, temperature):
-        """[n, V] log-probs; under "keep" each version goes on with the older keys and values."""
-        ids = torch.tensor([[*prompt, *token_ids.tolist()]])
-        cache, rows, done, position = DynamicCache(), [], 0, len(prompt)
-        for version, length in spans:
-            model = self._models[version % 2]
-            last = position + length - 1  # token i was sampled from the output at position i - 1
-            if self._kv == "recompute":
-                rows.append(model(ids[:, :last]).logits[0, position - 1 :])
-            else:
-                rows.append(model(ids[:, done:last], past_key_values=cache).logits[0, -length:])
-                done = last
-            position += length
-        return torch.log_softmax(torch.cat(rows) / (temperature or 1.0), dim=-1).numpy()
+        """[n, V] log-probs of all tokens at each place of a response."""
+        ids = [*prompt, *token_ids.tolist()]
+        logits = logits_over_versions(lambda v: self._models[v % 2], self._kv, ids, spans)
+        return torch.log_softmax(logits / (temperature or 1.0), dim=-1).numpy()
 
     def logprobs(self, prompt, token_ids, spans, temperature):
         table = self.table(prompt, token_ids, spans, temperature)

@@ -18,13 +18,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cosmos_weightsync")
 
 from engines_forked import engine_environment, may_fork  # noqa: E402
+from over_versions import logits_over_versions  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
-from transformers import DynamicCache  # noqa: E402
 
 from cosmos_rollout import (  # noqa: E402
     EngineSetup,
     GeneratedSample,
     GenerationRequest,
+    KvPolicy,
     RolloutEngine,
     Sampling,
     VLLMConfig,
@@ -113,20 +114,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-@torch.no_grad()
-def logprobs(sample: GeneratedSample, kv: str) -> np.ndarray:
+def logprobs(sample: GeneratedSample, kv: KvPolicy) -> np.ndarray:
     """What the tokens after a switch have with keys and values that were kept, or are new."""
-    old, new = (build(span.version) for span in sample.versions)
-    cut = sample.versions[0].length
-    ids = torch.tensor([[*PROMPT, *sample.token_ids.tolist()]])
-    begun, cache = len(PROMPT) + cut - 1, DynamicCache()
-    before = old(ids[:, :begun], past_key_values=cache).logits[0]
-    if kv == "keep":
-        after = new(ids[:, begun:], past_key_values=cache).logits[0]
-    else:
-        after = new(ids).logits[0, begun:]
-    table = torch.log_softmax(torch.cat([before, after])[len(PROMPT) - 1 : -1], dim=-1)
-    return table.gather(1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
+    ids = [*PROMPT, *sample.token_ids.tolist()]
+    table = torch.log_softmax(logits_over_versions(build, kv, ids, sample.versions), dim=-1)
+    return table.gather(1, torch.tensor(sample.token_ids[:, None]).long())[:, 0].numpy()
 
 
 async def test_preempted_requests_are_finished_with_the_weights_there_are_then(world):
