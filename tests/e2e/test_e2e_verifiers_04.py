@@ -10,10 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from capabilities import skip_without
 
 pytest.importorskip("verifiers")
 if not version("verifiers").startswith("0.4."):
-    pytest.skip("waits for verifiers 0.4", allow_module_level=True)
+    skip_without("verifiers-0.4")
 
 from played_runs import CALLING, CALLS, ENGINES, MODEL, TOOL, USER, Environment, Turn, check
 from real_runs import Runner
