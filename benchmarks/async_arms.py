@@ -26,6 +26,8 @@ LEARNER_SLOWER = 1.02
 PUSH_S = 0.25
 SWAP_S, SNAPSHOT_S, MESSAGE_S, SCORE_S = 2e-3, 3e-3, 4e-3, 10e-3
 """What the simulator is told of a run's smaller delays, measured once on two quiet cores."""
+SPANS = "spans"
+"""Folder of a run in which everybody writes what it did when."""
 LEASE_S = 30.0
 MORE_SLOTS, MOST_SLOTS = 9, 12
 """Of engines whose samples are away with their environment for some of their time."""
@@ -109,7 +111,7 @@ def arms(seed: int, environment_s: float = 0.0) -> Mapping[str, Arm]:
     bound_s = step_bound_s(control(2, 4), system)
 
     def arm(name: str, told: ControllerConfig, around: SystemConfig) -> Arm:
-        skip = 1 if told.staleness.depth == 0 else 4
+        skip = 1 if told.staleness.depth == 0 else 3
         return Arm(name=name, control=told, system=around, bound_s=bound_s, skip=skip)
 
     if environment_s:
