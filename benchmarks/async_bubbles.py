@@ -5,10 +5,11 @@
 
 Everything is real but the speed: the controller's process, Redis, a policy process and two or four
 rollout processes with the loops of ``cosmos-app``, rewards in processes of their own, and weights
-that are published, fetched and swapped in while tokens come. The engine and the learner sleep for
-as long as they are told, so that what both sides could do at best is known. Arms are interleaved,
-once with each seed, which draws their lengths. The simulator is told the paces and the few
-milliseconds at the top of ``async_arms.py``, nothing of the run that it is compared with.
+that are published, fetched and swapped in while tokens come. The learner takes real steps of a tiny
+transformer and sleeps for what is left of the time that it is told, the engine sleeps for each
+token, so that what both sides could do at best is known. Arms are interleaved, once with each seed,
+which draws their lengths. The simulator is told the paces and the few milliseconds at the top of
+``async_arms.py``, nothing of the run that it is compared with.
 
 With a latency the default policy is run with an environment instead, as it is and with more in
 flight: a sample has two turns, and the environment takes that long between them, on average.

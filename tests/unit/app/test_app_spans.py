@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ SAMPLE = SampleRef(sibling=0, status="completed", key="k", num_tokens=3, oldest_
 
 
 @contextmanager
-def measured() -> Iterator[list[float]]:
+def measured() -> Generator[list[float]]:
     """Return, once the block is left, for how long it took."""
     found: list[float] = []
     begun = time.monotonic()

@@ -4,7 +4,7 @@ A file for each replica, bounded; times are those of its machine's monotonic clo
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -98,7 +98,7 @@ class PolicyTime:
     @contextmanager
     def spent(
         self, state: Literal["training", "saving", "evaluating"], version: int
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         """Account for the time inside the block."""
         begun_s = time.monotonic()
         self._meter.enter(state, begun_s)
