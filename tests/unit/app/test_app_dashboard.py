@@ -205,7 +205,7 @@ async def test_the_timeline_is_cut_to_its_window(client: Any) -> None:
         for s in policy["spans"]
     ]
     assert spans[:3] == [
-        ("training", 54.996, 55.896),
+        ("training", 55.0, 55.896),
         ("updating", 55.896, 55.996),
         ("publishing", 55.996, 56),
     ]

@@ -12,10 +12,12 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from async_bubbles import Place, make_place
 from async_learner import TinyLearner
+from async_paced import PacedTrainer, open_diary
 
 from cosmos_algos import GrpoConfig
 from cosmos_app.step_share import share_of_step
 from cosmos_core.messages import SampleRef, Train
+from cosmos_core.simulation import Span, StepTaken, SystemConfig, read_log
 from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan
 
 PROMPT, ANSWER, STEP_S = 8, 40, 0.6
@@ -45,10 +47,7 @@ def sampled(sibling: int) -> Trajectory:
     )
 
 
-def test_a_step_changes_what_is_published_and_ends_at_its_time(place: Place) -> None:
-    """All rewards are alike, so that a policy gradient would be nothing."""
-    learner = TinyLearner(place.files)
-    trajectories = [sampled(sibling) for sibling in range(4)]
+def a_step(num_samples: int) -> tuple[Train, list[Trajectory]]:
     refs = tuple(
         SampleRef(
             sibling=sibling,
@@ -57,9 +56,15 @@ def test_a_step_changes_what_is_published_and_ends_at_its_time(place: Place) -> 
             num_tokens=ANSWER,
             length=PROMPT + ANSWER,
         )
-        for sibling in range(4)
+        for sibling in range(num_samples)
     )
-    train = Train(step=0, groups=(refs,), publish=True)
+    return Train(step=0, groups=(refs,), publish=True), [sampled(s) for s in range(num_samples)]
+
+
+def test_a_step_changes_what_is_published_and_ends_at_its_time(place: Place) -> None:
+    """All rewards are alike, so that a policy gradient would be nothing."""
+    learner = TinyLearner(place.files)
+    train, trajectories = a_step(4)
     share = share_of_step(train, GrpoConfig().build(), index=0, num_shares=1)
     before = [shard.tensor.detach().clone() for shard in learner.shards]
     passed: list[float] = []
@@ -73,11 +78,31 @@ def test_a_step_changes_what_is_published_and_ends_at_its_time(place: Place) -> 
 
 
 def test_a_step_longer_than_its_time_is_not_padded(place: Place) -> None:
-    learner, trajectory = TinyLearner(place.files), sampled(0)
-    ref = SampleRef(sibling=0, status="completed", key="0", num_tokens=ANSWER, length=48)
-    share = share_of_step(
-        Train(step=0, groups=((ref,),), publish=True), GrpoConfig().build(), index=0, num_shares=1
-    )
+    learner, (train, trajectories) = TinyLearner(place.files), a_step(1)
+    share = share_of_step(train, GrpoConfig().build(), index=0, num_shares=1)
     begun_s = time.monotonic()
-    learner.step(share, [trajectory], version=0, until_s=begun_s, passed=lambda _: None)
+    learner.step(share, trajectories, version=0, until_s=begun_s, passed=lambda _: None)
     assert time.monotonic() > begun_s
+
+
+def test_a_paced_trainer_writes_the_parts_of_a_step_and_publishes_it(
+    place: Place, tmp_path: Path
+) -> None:
+    train, trajectories = a_step(2)
+    system = SystemConfig(train_s=STEP_S)
+    diary = open_diary("policy", "policy-0", tmp_path / "spans")
+    trainer = PacedTrainer(system, TinyLearner(place.files), diary, tmp_path)
+    trainer.train(train, trainer.share(train), trajectories)
+    trainer.save(b"")
+    trainer.close()
+    diary.close()
+    log = read_log(list((tmp_path / "spans").iterdir()))
+    spans = [record for record in log if isinstance(record, Span)]
+    assert [span.activity for span in spans] == [
+        *("wait_data", "fwd_bwd", "optim", "push_exposed", "wait_data", "checkpoint"),
+    ]
+    taken_s = spans[2].end_s - spans[1].start_s
+    assert taken_s >= STEP_S
+    (step,) = [record for record in log if isinstance(record, StepTaken)]
+    assert step.end_s - step.start_s >= taken_s
+    assert trainer.version == 1
