@@ -73,6 +73,7 @@ def test_a_wait_may_be_noted_after_the_group_has_come() -> None:
     """An engine notices it with its next step: until 5 it was withheld, then the group came."""
     book, log = diary()
     book.given(4.0, 5.0)
+    book.given(0.0, 5.0)  # of several that come at once, the first one says so
     book.note("idle_no_work", 5.5, version=0)
     book.note("decode", 6.0, version=0, width=1, tokens=1.0)
     book.close()

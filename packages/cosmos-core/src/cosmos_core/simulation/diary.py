@@ -59,7 +59,8 @@ class Diary:
         self._replica = replica
         self._write = write
         self._held: list[Span] = []
-        self._withheld = (start_s, start_s)
+        self._told_s = start_s
+        self._withheld: list[tuple[float, float]] = []
         self._lock = threading.Lock()
 
     def note(
@@ -86,8 +87,8 @@ class Diary:
                 width=width,
                 tokens=tokens,
             )
-            for part in told_apart(span, *self._withheld):
-                self._add(part)
+            self._add(span)
+            self._withheld = [each for each in self._withheld if each[1] > self.until_s]
 
     def given(self, withheld_s: float, now: float) -> None:
         """Say that a group has come, and for how long admission had withheld one until now.
@@ -95,11 +96,14 @@ class Diary:
         What was done until now may be noted before or after this.
         """
         with self._lock:
-            self._withheld = (now - withheld_s, now)
-            held, self._held = self._held, []
-            for span in held:
-                for part in told_apart(span, *self._withheld):
-                    self._add(part)
+            self._told_s = now
+            if withheld_s > 0:
+                self._withheld.append((now - withheld_s, now))
+                held, self._held = self._held, []
+                for span in held:
+                    self._add(span)
+                if now <= self.until_s:
+                    self._withheld.pop()
 
     def took(self, step: StepTaken) -> None:
         """Say which step was taken."""
@@ -113,6 +117,14 @@ class Diary:
             self._write(held)
 
     def _add(self, span: Span) -> None:
+        """Add a span, in as many parts as it was withheld and not."""
+        parts = [span]
+        for start_s, end_s in self._withheld:
+            parts = [part for each in parts for part in told_apart(each, start_s, end_s)]
+        for part in parts:
+            self._append(part)
+
+    def _append(self, span: Span) -> None:
         before = self._held[-1] if self._held else None
         if before is not None and _is_same(before, span):
             tokens = before.tokens + span.tokens
@@ -125,8 +137,7 @@ class Diary:
 
     def _may_be_withheld(self) -> bool:
         """Whether it is yet to be told why an engine of what is held back was empty."""
-        told_s = self._withheld[1]
-        return any(span.activity == EMPTY and span.end_s > told_s for span in self._held)
+        return any(span.activity == EMPTY and span.end_s > self._told_s for span in self._held)
 
 
 def _is_same(one: Span, other: Span) -> bool:
