@@ -96,15 +96,20 @@ def test_a_run_says_how_long_publications_held_the_learner_up_and_when_they_were
 
 
 def test_a_run_writes_what_its_replicas_did_when_as_simulations_do(whole: Run) -> None:
-    """Synchronous, so that its engine is empty while it trains; all 8 steps are there."""
+    """Synchronous, so that its engine is empty while it trains; all 8 steps are there.
+
+    It is validated before the first one, for which its policy waits.
+    """
     log = read_log(sorted((whole.output / "spans").iterdir()))
     spans = [record for record in log if isinstance(record, Span)]
     policy = [span for span in spans if span.replica == "policy-0"]
     rollout = [span for span in spans if span.replica == "rollout-0"]
     assert len(policy) + len(rollout) == len(spans)
     assert {span.activity for span in policy} == {
-        *("wait_data", "fwd_bwd", "optim", "push_exposed", "checkpoint"),
+        *("eval", "wait_data", "fwd_bwd", "optim", "push_exposed", "checkpoint"),
     }
+    assert policy[0].activity == "eval"
+    assert sum(span.activity == "eval" for span in policy) == 1
     assert {"decode", "swap", "idle_no_work", "gated_staleness"} <= {s.activity for s in rollout}
     for lane in (policy, rollout):
         ends = [span.end_s for span in lane]

@@ -128,7 +128,8 @@ class PolicyTime:
         optim_s, publish_s = self._updates.take(), metrics.get("publish_s", 0.0)
         wait_s = max(0.0, begun_s - self._free_s)
         validate_s = min(train.validated_s, wait_s)
-        self._note("eval", self._free_s + validate_s, train.step)
+        if validate_s:
+            self._note("eval", self._free_s + validate_s, train.step)
         self._note("wait_data", begun_s, train.step)
         self._note("fwd_bwd", ended_s - publish_s - optim_s, train.step)
         self._note("optim", ended_s - publish_s, train.step)
