@@ -305,14 +305,19 @@ def draw_timelines(logs: Mapping[str, tuple[Capacity, Sequence[LogRecord]]], pat
     for (name, (capacity, log)), place in zip(logs.items(), axes[:, 0], strict=True):
         ends = sorted(record.end_s for record in log if isinstance(record, StepTaken))
         begin = max(ends[0], ends[-1] - _SHOWN_S)
-        spans = [r for r in log if isinstance(r, Span) and begin < r.end_s < begin + _SHOWN_S]
+        spans = [
+            r
+            for r in log
+            if isinstance(r, Span) and r.end_s > begin and r.start_s < begin + _SHOWN_S
+        ]
         replicas = sorted({span.replica for span in spans}, reverse=True)
         for span in spans:
             full = span.width / capacity.max_running if span.activity == "decode" else 1.0
+            start_s, end_s = max(begin, span.start_s), min(begin + _SHOWN_S, span.end_s)
             place.barh(
                 replicas.index(span.replica),
-                span.end_s - span.start_s,
-                left=max(0.0, span.start_s - begin),
+                end_s - start_s,
+                left=start_s - begin,
                 height=0.9 * full,
                 color=COLOURS.get(span.activity, "#888888"),
             )
