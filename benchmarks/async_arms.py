@@ -24,8 +24,14 @@ SPEED = EngineSpeed(fixed_s=4e-3, request_s=0.5e-3, max_running=8)
 LENGTHS = LengthConfig(median=32.0, sigma=0.7, longest=256)
 LEARNER_SLOWER = 1.02
 PUSH_S = 0.25
-SWAP_S, SNAPSHOT_S, MESSAGE_S, SCORE_S = 2e-3, 3e-3, 4e-3, 10e-3
-"""What the simulator is told of a run's smaller delays, measured once on two quiet cores."""
+SWAP_S, SNAPSHOT_S, FETCH_S, MESSAGE_S, SCORE_S = 1e-3, 1e-3, 4e-3, 4e-3, 10e-3
+"""What the simulator is told of a run's smaller delays: medians, measured once on two cores.
+
+Swap, snapshot and fetch are single spans; two messages and a fetch lie between two steps, where
+there are samples.
+"""
+SPANS = "spans"
+"""Folder of a run in which everybody writes what it did when."""
 LEASE_S = 30.0
 MORE_SLOTS, MOST_SLOTS = 9, 12
 """Of engines whose samples are away with their environment for some of their time."""
@@ -85,6 +91,7 @@ def sized(*, rollouts: int, groups: int, lengths: LengthConfig = LENGTHS) -> Sys
         push_s=PUSH_S,
         swap_s=SWAP_S,
         snapshot_s=SNAPSHOT_S,
+        fetch_s=FETCH_S,
         message_s=MESSAGE_S,
         score_s=SCORE_S,
     )
@@ -109,7 +116,7 @@ def arms(seed: int, environment_s: float = 0.0) -> Mapping[str, Arm]:
     bound_s = step_bound_s(control(2, 4), system)
 
     def arm(name: str, told: ControllerConfig, around: SystemConfig) -> Arm:
-        skip = 1 if told.staleness.depth == 0 else 4
+        skip = 1 if told.staleness.depth == 0 else 3
         return Arm(name=name, control=told, system=around, bound_s=bound_s, skip=skip)
 
     if environment_s:

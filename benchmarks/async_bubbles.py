@@ -5,10 +5,11 @@
 
 Everything is real but the speed: the controller's process, Redis, a policy process and two or four
 rollout processes with the loops of ``cosmos-app``, rewards in processes of their own, and weights
-that are published, fetched and swapped in while tokens come. The engine and the learner sleep for
-as long as they are told, so that what both sides could do at best is known. Arms are interleaved,
-once with each seed, which draws their lengths. The simulator is told the paces and the few
-milliseconds at the top of ``async_arms.py``, nothing of the run that it is compared with.
+that are published, fetched and swapped in while tokens come. The learner takes real steps of a tiny
+transformer and sleeps for what is left of the time that it is told, the engine sleeps for each
+token, so that what both sides could do at best is known. Arms are interleaved, once with each seed,
+which draws their lengths. The simulator is told the paces and the few milliseconds at the top of
+``async_arms.py``, nothing of the run that it is compared with.
 
 With a latency the default policy is run with an environment instead, as it is and with more in
 flight: a sample has two turns, and the environment takes that long between them, on average.
@@ -28,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from async_arms import DEFAULT, SYNC, Arm, Job, arms
+from async_arms import DEFAULT, SPANS, SYNC, Arm, Job, arms
+from async_learner import RECIPE
 from async_many import many_markdown, simulate_many
 from async_tables import Result, bubble_markdown, draw_timelines, missed_goals
 from measure import end_on_sigterm
@@ -47,6 +49,7 @@ from cosmos_core.simulation import (
     POLICY,
     LogRecord,
     QueueDepths,
+    StepTaken,
     figures_of,
     read_log,
     simulate,
@@ -57,7 +60,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 _CHAT_TEMPLATE = "{% for each in messages %}{{ each['content'] }}{{ eos_token }}{% endfor %}"
 _POLL_S = 0.25
-_START_S = 120.0
+_START_S = 300.0
 _RUN_S = 180.0
 _STOP_S = 30.0
 
@@ -90,13 +93,14 @@ class Worker:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str, log: Path) -> "Worker":
+    async def start(cls, name: str, place: Place, log: Path) -> "Worker":
         """Start the process; `until` "ready" tells when it can work."""
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 str(HERE / "async_worker.py"),
                 name,
+                str(place.files),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
@@ -134,10 +138,10 @@ class Worker:
 
 
 @contextlib.asynccontextmanager
-async def worker_pool(out: Path, num_rollouts: int) -> AsyncGenerator[list[Worker]]:
+async def worker_pool(place: Place, num_rollouts: int) -> AsyncGenerator[list[Worker]]:
     """Keep a policy process and some rollout processes, imports done."""
     names = [POLICY, *(f"rollout-{index}" for index in range(num_rollouts))]
-    workers = [await Worker.start(name, out / f"{name}.log") for name in names]
+    workers = [await Worker.start(name, place, place.out / f"{name}.log") for name in names]
     try:
         for worker in workers:
             await worker.until("ready", _START_S)
@@ -162,8 +166,8 @@ async def run_arm(
             await bus.send_event(StopRequested(reason="measured"))
             for worker in busy:
                 await worker.until("done", _STOP_S)
-    write_log(path / "spans" / "controller.jsonl", depths)
-    return log_of(path)
+    write_log(path / SPANS / "controller.jsonl", depths)
+    return taken_before(log_of(path), depths[-1].time_s)
 
 
 @contextlib.contextmanager
@@ -179,7 +183,12 @@ def opened_run(arm: Arm, place: Place, path: Path) -> Generator[Job]:
 
 def log_of(path: Path) -> list[LogRecord]:
     """Return what everybody wrote of a run."""
-    return read_log(sorted((path / "spans").iterdir()))
+    return read_log(sorted((path / SPANS).iterdir()))
+
+
+def taken_before(log: Sequence[LogRecord], stopped_s: float) -> list[LogRecord]:
+    """Return a log without the steps that ended later: engines drain then, and are idle."""
+    return [r for r in log if not isinstance(r, StepTaken) or r.end_s <= stopped_s]
 
 
 def recipe_of(arm: Arm, place: Place) -> str:
@@ -257,7 +266,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--quick", action="store_true", help="two arms, with an environment one, once"
     )
     parser.add_argument("--seeds", default="0,1,2", help="of lengths; empty: no runs")
-    parser.add_argument("--seconds", type=float, default=11.0, help="measured in each run")
+    parser.add_argument("--seconds", type=float, default=7.5, help="measured in each run")
     parser.add_argument("--arms", default="", help="names with semicolons; all by default")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench/async", help="scratch")
     parser.add_argument("--json", type=Path, help="write every number here")
@@ -295,6 +304,7 @@ def make_place(out: Path, redis_url: str) -> Place:
     prepare_data(recipe, files)
     prepare_model(recipe, files)
     _write_chat_template(files.model)
+    (place.files / RECIPE).write_text(config_to_json(recipe))
     return place
 
 
@@ -321,7 +331,7 @@ async def measure(options: argparse.Namespace, redis_url: str, results: list[Res
     first = arms(0, options.environment_latency)
     rollouts = max(first[name].system.rollouts for name in names)
     logs: dict[str, list[LogRecord]] = {}
-    async with worker_pool(place.out, rollouts) as workers:
+    async with worker_pool(place, rollouts) as workers:
         for seed in seeds:
             for number, name in enumerate(names):
                 arm = arms(seed, options.environment_latency)[name]

@@ -67,7 +67,7 @@ _COLUMNS = (
     *("groups", "lost", "trained twice", "steps missing"),
 )
 _POLL_S = 0.05
-_READY_S = 120.0
+_READY_S = 300.0
 _RUN_S = 300.0
 _STOP_S = 30.0
 
@@ -145,8 +145,8 @@ def simulated_seconds(arm: Arm, victim: str, kills: Sequence[Kill], steps: int) 
 class Crew:
     """Processes that wait for work, by the name that they have in a run."""
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._free: dict[str, list[Worker]] = {}
 
     async def prepare(self, wanted: Mapping[str, int]) -> None:
@@ -154,12 +154,15 @@ class Crew:
         for name, count in wanted.items():
             free = self._free.setdefault(name, [])
             started = [
-                await Worker.start(name, self._out / f"{name}-{uuid.uuid4().hex[:8]}.log")
+                await Worker.start(name, self._place, self._log(name))
                 for _ in range(count - len(free))
             ]
             for worker in started:
                 await worker.until("ready", _READY_S)
             free += started
+
+    def _log(self, name: str) -> Path:
+        return self._place.out / f"{name}-{uuid.uuid4().hex[:8]}.log"
 
     def take(self, name: str) -> Worker:
         """Take one that is there."""
@@ -271,7 +274,7 @@ def judge(
 async def measure(options: argparse.Namespace, redis_url: str) -> list[Outcome]:
     """Run everything, interleaved."""
     place = make_place(options.out, redis_url)
-    crew = Crew(options.out)
+    crew = Crew(place)
     outcomes: list[Outcome] = []
     try:
         for seed in options.seeds:

@@ -5,13 +5,15 @@ token boundary, is the system's own.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+from async_learner import TinyLearner, sleep_until
 from async_waits import Waits
-from torch import nn
 
 from cosmos_algos import GrpoConfig
 from cosmos_app.roles.publication import Publication, publish_together
@@ -20,106 +22,31 @@ from cosmos_app.step_share import StepShare, share_of_step, step_statistics
 from cosmos_core.lineage import is_on_line
 from cosmos_core.messages import Role, Train
 from cosmos_core.rundir import write_atomic
-from cosmos_core.simulation import (
-    Activity,
-    LogRecord,
-    Span,
-    StepTaken,
-    SystemConfig,
-    step_taken,
-    write_log,
-)
+from cosmos_core.simulation import Diary, SystemConfig, step_taken, write_log
 from cosmos_core.trajectory import Trajectory
 from cosmos_parallel import ReplicaLostError
 from cosmos_rollout import GenerationRequest, SleepPolicy, StagedWeights
 from cosmos_rollout.engines.in_process import DecodedToken
-from cosmos_weightsync import SenderConfig, WeightSender, shards_of
+from cosmos_weightsync import SenderConfig, WeightSender
 
 GROUPS = "groups.jsonl"
 """The groups of each step that a `PacedTrainer` took, in the order in which it took them."""
 _CHECKPOINT = "paced.json"
 _LATEST_S = 0.25
-_WIDTH, _LAYERS = 512, 4
 _TOKEN = 5
 
 
-def paced_model() -> nn.Module:
-    """Return the weights that are published: a million parameters, 4 MB."""
-    return nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)))
-
-
-def sleep_until(moment_s: float) -> None:
-    """Sleep until the monotonic clock says so."""
-    left = moment_s - time.monotonic()
-    if left > 0:
-        time.sleep(left)
-
-
-class Diary:
-    """Spans of one replica, one after the other without gaps.
+def open_diary(role: Role, replica: str, folder: Path) -> Diary:
+    """Begin a diary that is written as things end, so that who is killed leaves what it had done.
 
     Args:
         role: of the replica.
         replica: its name.
-        path: written to as things end, so that who is killed leaves what it had done.
+        folder: of the run's diaries.
     """
-
-    def __init__(self, role: Role, replica: str, path: Path | None = None) -> None:
-        self.records: list[LogRecord] = []
-        self.until_s = time.monotonic()
-        self._role: Role = role
-        self._replica = replica
-        self._path = path
-        self._num_written = 0
-
-    def note(
-        self,
-        activity: Activity,
-        end_s: float,
-        *,
-        version: int,
-        width: int = 0,
-        tokens: float = 0.0,
-    ) -> None:
-        """Say what was done since the last note; the same thing once more makes one span."""
-        start_s, self.until_s = self.until_s, end_s
-        last = self.records[-1] if self.records else None
-        if (
-            isinstance(last, Span)
-            and (last.activity, last.version, last.width) == (activity, version, width)
-            and activity == "decode"
-        ):
-            start_s, tokens = last.start_s, last.tokens + tokens
-            self.records.pop()
-        if end_s > start_s:
-            self._add(
-                Span(
-                    role=self._role,
-                    replica=self._replica,
-                    activity=activity,
-                    start_s=start_s,
-                    end_s=end_s,
-                    version=version,
-                    width=width,
-                    tokens=tokens,
-                )
-            )
-
-    def took(self, step: StepTaken) -> None:
-        """Say which step was taken."""
-        self._add(step)
-        self.write(whole=True)
-
-    def write(self, *, whole: bool) -> None:
-        """Write down what was not yet; without ``whole`` all but the last, which may go on."""
-        done = self.records[self._num_written : None if whole else -1]
-        if self._path is not None and done:
-            write_log(self._path, done)
-            self._num_written += len(done)
-
-    def _add(self, record: LogRecord) -> None:
-        self.records.append(record)
-        self.write(whole=False)
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{replica}-{os.getpid()}.jsonl"
+    return Diary(role, replica, partial(write_log, path), start_s=time.monotonic())
 
 
 class PacedWeights:
@@ -242,6 +169,11 @@ class PacedDecoder:
     def wake(self) -> None:
         """Likewise."""
 
+    def rest(self) -> None:
+        """Account for the time until now; no step will come."""
+        self._is_busy = False
+        self._idle()
+
     def _idle(self) -> None:
         """Account for the time since the last step if there was nothing left to do then."""
         now = time.monotonic()
@@ -251,15 +183,18 @@ class PacedDecoder:
 
 
 class PacedTrainer:
-    """A `StepTrainer` that takes ``train_s`` for a step and really publishes small weights.
+    """A `StepTrainer` that takes ``train_s`` for a step, and really publishes its weights.
 
     Args:
         system: how long it takes.
+        learner: takes the steps.
         diary: of what it does.
         folder: where it keeps its checkpoint and the groups of its steps; it goes on from there.
     """
 
-    def __init__(self, system: SystemConfig, diary: Diary, folder: Path) -> None:
+    def __init__(
+        self, system: SystemConfig, learner: TinyLearner, diary: Diary, folder: Path
+    ) -> None:
         self._folder = folder
         self.version, self._line = self._restore()
         self.num_passes = 0
@@ -269,10 +204,8 @@ class PacedTrainer:
         self._system = system
         self._diary = diary
         self._algorithm = GrpoConfig().build()
-        self._model = paced_model()
-        self._sender = WeightSender(
-            shards_of(self._model), rank=0, num_ranks=1, config=SenderConfig()
-        )
+        self._learner = learner
+        self._sender = WeightSender(learner.shards, rank=0, num_ranks=1, config=SenderConfig())
         self._sender.publish(self.version)
         self.publication = Publication(version=self.version)
         self._free_s = diary.until_s = time.monotonic()
@@ -315,18 +248,18 @@ class PacedTrainer:
     def train(
         self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Sleep through a step, change the weights and publish them."""
-        del share
+        """Take a step, padded to its time, and publish the weights."""
         self._wait_for_push()
         begun = time.monotonic()
         self._diary.note("wait_data", begun, version=train.step)
-        sleep_until(begun + self._system.train_s)
         self.num_passes += 1
-        trained = time.monotonic()
-        self._diary.note("fwd_bwd", trained, version=train.step)
-        with torch.no_grad():
-            for parameter in self._model.parameters():
-                parameter.add_(1e-3)
+        self._learner.step(
+            share,
+            trajectories,
+            version=train.step,
+            until_s=begun + self._system.train_s,
+            passed=partial(self._diary.note, "fwd_bwd", version=train.step),
+        )
         self._diary.note("optim", time.monotonic(), version=train.step)
         self.version = train.step + 1
         self.publish()

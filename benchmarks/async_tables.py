@@ -16,8 +16,11 @@ COLOURS = {
     "push_exposed": "#e45756",
     "paused_for_weights": "#e45756",
     "swap": "#e45756",
+    "checkpoint": "#9d755d",
+    "eval": "#b279a2",
     "wait_data": "#f2e9dc",
     "gated_staleness": "#f2e9dc",
+    "idle_no_work": "#bab0ac",
     "env_wait": "#eeca3b",
     "reward_wait": "#eeca3b",
 }
@@ -116,6 +119,8 @@ def _detail() -> list[tuple[str, Value, Callable[[float], str]]]:
         ("trained/generated length", lambda r, f: f.length_ratio, _fixed(3)),
         ("dropped", lambda r, f: f.dropped, _percent),
         ("slots denied", lambda r, f: f.denied, _fixed(1)),
+        ("engine empty, held back", lambda r, f: f.withheld, _percent),
+        ("engine empty, work on its way", lambda r, f: f.no_work, _percent),
     ]
 
 
@@ -153,64 +158,98 @@ class Goal:
     Attributes:
         name: in the table.
         most: the largest value that reaches it.
-        of: its value in a run.
+        of: its value by the figures of a run, or those of its simulation.
         form: how values are written.
     """
 
     name: str
     most: float
-    of: Callable[[Result], float]
+    of: Value
     form: Callable[[float], str]
 
 
 GOALS = (
-    Goal(name="policy idle at most 5 %", most=0.05, of=lambda r: r.real.policy_idle, form=_percent),
+    Goal(
+        name="policy idle at most 5 %",
+        most=0.05,
+        of=lambda r, f: f.policy_idle,
+        form=_percent,
+    ),
     Goal(
         name="rollout idle, tokens, at most 5 %",
         most=0.05,
-        of=lambda r: r.real.rollout_idle_tokens,
+        of=lambda r, f: f.rollout_idle_tokens,
+        form=_percent,
+    ),
+    Goal(
+        name="rollout idle, slots, at most 5 %",
+        most=0.05,
+        of=lambda r, f: f.rollout_idle_slots,
         form=_percent,
     ),
     Goal(
         name="T/bound at most 1.10",
         most=1.1,
-        of=lambda r: r.real.step_s / r.bound_s,
+        of=lambda r, f: f.step_s / r.bound_s,
         form=_fixed(3),
     ),
     Goal(
         name="swap p99 at most 100 ms",
         most=100.0,
-        of=lambda r: r.real.swap_ms.p99,
+        of=lambda r, f: f.swap_ms.p99,
         form=_fixed(1),
     ),
     Goal(
         name="staleness at most 4",
         most=4.0,
-        of=lambda r: r.real.staleness_first.max,
+        of=lambda r, f: f.staleness_first.max,
         form=_fixed(0),
     ),
     Goal(
         name="trained/generated length off 1 by at most 0.02",
         most=0.02,
-        of=lambda r: abs(r.real.length_ratio - 1),
+        of=lambda r, f: abs(f.length_ratio - 1),
         form=_fixed(3),
     ),
+)
+SIMULATED = (
     Goal(
         name="simulated step within 10 %",
         most=0.1,
-        of=lambda r: abs(r.predicted.step_s / r.real.step_s - 1),
+        of=lambda r, _: abs(r.predicted.step_s / r.real.step_s - 1),
+        form=_percent,
+    ),
+    Goal(
+        name="simulated policy idle within 1 point",
+        most=0.01,
+        of=lambda r, _: abs(r.predicted.policy_idle - r.real.policy_idle),
+        form=_percent,
+    ),
+    Goal(
+        name="simulated rollout idle, tokens, within 1 point",
+        most=0.01,
+        of=lambda r, _: abs(r.predicted.rollout_idle_tokens - r.real.rollout_idle_tokens),
+        form=_percent,
+    ),
+    Goal(
+        name="simulated rollout idle, slots, within 1 point",
+        most=0.01,
+        of=lambda r, _: abs(r.predicted.rollout_idle_slots - r.real.rollout_idle_slots),
         form=_percent,
     ),
 )
+"""What is asked of the simulator, which has nothing beside it."""
 
 
 def _goals(results: Sequence[Result]) -> str:
     """Return what was to be reached on the default policy beside the median, and the worst run."""
-    lines = ["| goal | median | worst |", "|---|---|---|"]
-    for goal in GOALS:
-        values = [goal.of(result) for result in results]
+    lines = ["| goal | median | worst | simulated |", "|---|---|---|---|"]
+    for goal in (*GOALS, *SIMULATED):
+        values = [goal.of(result, result.real) for result in results]
         middle, worst = goal.form(statistics.median(values)), goal.form(max(values))
-        lines.append(f"| {goal.name} | {middle} | {worst} |")
+        said = statistics.median(goal.of(result, result.predicted) for result in results)
+        simulated = goal.form(said) if goal in GOALS else "-"
+        lines.append(f"| {goal.name} | {middle} | {worst} | {simulated} |")
     return "\n".join(lines)
 
 
@@ -219,9 +258,16 @@ def missed_goals(results: Sequence[Result]) -> list[str]:
     of_default = [result for result in results if result.arm == DEFAULT]
     return [
         goal.name
-        for goal in GOALS
-        if of_default and statistics.median(map(goal.of, of_default)) > goal.most
+        for goal in (*GOALS, *SIMULATED)
+        if of_default and statistics.median(goal.of(r, r.real) for r in of_default) > goal.most
     ]
+
+
+_SHARES: Mapping[str, Callable[[Figures], float]] = {
+    "policy idle": lambda f: f.policy_idle,
+    "rollout idle, tokens": lambda f: f.rollout_idle_tokens,
+    "rollout idle, slots": lambda f: f.rollout_idle_slots,
+}
 
 
 def _simulated_beside_real(by_arm: Mapping[str, Sequence[Result]]) -> str:
@@ -235,14 +281,13 @@ def _simulated_beside_real(by_arm: Mapping[str, Sequence[Result]]) -> str:
         real, predicted = medians(results, of)
         return f"{100 * (predicted - real):+.1f}"
 
-    lines = ["| simulated beside real | step | policy idle, points | rollout idle, points |"]
-    lines.append("|---|---|---|---|")
+    head = ("simulated beside real", "step", *(f"{name}, points" for name in _SHARES))
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for arm, results in by_arm.items():
         real_s, predicted_s = medians(results, lambda f: f.step_s)
         step = _percent(abs(predicted_s / real_s - 1))
-        policy = points(results, lambda f: f.policy_idle)
-        rollout = points(results, lambda f: f.rollout_idle_tokens)
-        lines.append(f"| {arm} | {step} | {policy} | {rollout} |")
+        shares = [points(results, of) for of in _SHARES.values()]
+        lines.append("| " + " | ".join((arm, step, *shares)) + " |")
     return "\n".join(lines)
 
 
@@ -260,14 +305,19 @@ def draw_timelines(logs: Mapping[str, tuple[Capacity, Sequence[LogRecord]]], pat
     for (name, (capacity, log)), place in zip(logs.items(), axes[:, 0], strict=True):
         ends = sorted(record.end_s for record in log if isinstance(record, StepTaken))
         begin = max(ends[0], ends[-1] - _SHOWN_S)
-        spans = [r for r in log if isinstance(r, Span) and begin < r.end_s < begin + _SHOWN_S]
+        spans = [
+            r
+            for r in log
+            if isinstance(r, Span) and r.end_s > begin and r.start_s < begin + _SHOWN_S
+        ]
         replicas = sorted({span.replica for span in spans}, reverse=True)
         for span in spans:
             full = span.width / capacity.max_running if span.activity == "decode" else 1.0
+            start_s, end_s = max(begin, span.start_s), min(begin + _SHOWN_S, span.end_s)
             place.barh(
                 replicas.index(span.replica),
-                span.end_s - span.start_s,
-                left=max(0.0, span.start_s - begin),
+                end_s - start_s,
+                left=start_s - begin,
                 height=0.9 * full,
                 color=COLOURS.get(span.activity, "#888888"),
             )
@@ -276,7 +326,8 @@ def draw_timelines(logs: Mapping[str, tuple[Capacity, Sequence[LogRecord]]], pat
     axes[-1, 0].set(xlabel="seconds", xlim=(0, _SHOWN_S))
     figure.suptitle(
         "blue: decoding, as high as the batch is full; green: training; red: standing still for "
-        "weights; pale: nothing to do",
+        "weights;\npale: nothing to train on, or held back by staleness; grey: work on its way; "
+        "yellow: environment, rewards",
         fontsize=8,
     )
     figure.savefig(path, dpi=110)

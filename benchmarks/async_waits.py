@@ -25,7 +25,7 @@ class Waits:
 
     def __init__(self) -> None:
         self._counts: dict[Activity, int] = {"env_wait": 0, "reward_wait": 0}
-        self._changes: list[tuple[float, Activity]] = [(0.0, "gated_staleness")]
+        self._changes: list[tuple[float, Activity]] = [(0.0, "idle_no_work")]
 
     @contextmanager
     def during(self, activity: Activity) -> Generator[None]:
@@ -40,7 +40,7 @@ class Waits:
         """Say that so many samples more wait for this from now on."""
         self._counts[activity] += change
         waited: list[Activity] = [each for each, count in self._counts.items() if count]
-        present = waited[0] if waited else "gated_staleness"
+        present = waited[0] if waited else "idle_no_work"
         if present != self._changes[-1][1]:
             self._changes.append((now, present))
 
@@ -49,7 +49,7 @@ class Waits:
         found = len(self._changes)
         changes = self._changes[:found]
         del self._changes[: found - 1]
-        changes.append((end_s, "gated_staleness"))
+        changes.append((end_s, "idle_no_work"))
         for (begun_s, activity), (done_s, _) in pairwise(changes):
             if max(begun_s, start_s) < min(done_s, end_s):
                 yield activity, min(done_s, end_s)

@@ -1,20 +1,20 @@
 """A replica's process of the bubble benchmark: told of one run after the other on its input.
 
-    python benchmarks/async_worker.py rollout-0 < jobs
+    python benchmarks/async_worker.py rollout-0 FILES < jobs
 
-A line of input is a `Job`; "ready" and then "done" for each job are its output. Imports and the
-reward's processes are paid for once.
+A line of input is a `Job`; "ready" and then "done" for each job are its output. Imports, the
+learner's model and the reward's processes are paid for once.
 """
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from async_arms import Job
-from async_paced import Diary, PacedDecoder, PacedTrainer, PacedWeights
+from async_arms import SPANS, Job
+from async_learner import TinyLearner
+from async_paced import PacedDecoder, PacedTrainer, PacedWeights, open_diary
 from async_waits import SlowEnvironment, TimedScorer, Waits
 
 from cosmos_app.control_files import read_address
@@ -41,9 +41,10 @@ def open_job(job: Job) -> RunContext:
     return RunContext(run=run, recipe=recipe, files=files, redis_url=url, namespace=namespace)
 
 
-async def roll_out(job: Job, context: RunContext, diary: Diary, replica: str, pool: Any) -> None:
+async def roll_out(job: Job, replica: str, pool: Any) -> None:
     """Run a rollout replica until it is told to stop."""
-    waits = Waits()
+    context, waits = open_job(job), Waits()
+    diary = open_diary("rollout", replica, context.run.path / SPANS)
     decoder = PacedDecoder(job.system, diary, waits)
     source = ReceivedWeights(context.recipe.weight_sync)
     engine = InProcessEngine(
@@ -57,46 +58,45 @@ async def roll_out(job: Job, context: RunContext, diary: Diary, replica: str, po
         environment = SlowEnvironment(job.system, context.recipe.seed, waits)
     try:
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
-            parts = ReplicaParts(engine=engine, pool=scorer, environment=environment)
+            parts = ReplicaParts(engine=engine, pool=scorer, environment=environment, diary=diary)
             await RolloutProcess(context, bus, replica, parts).run()
     finally:
         await engine.aclose()
         source.close()
+        decoder.rest()
+        diary.close()
 
 
-async def train(job: Job, context: RunContext, diary: Diary, replica: str) -> None:
+async def train(job: Job, replica: str, learner: TinyLearner) -> None:
     """Run the policy replica until it is told to stop."""
+    context = open_job(job)
+    diary = open_diary("policy", replica, context.run.path / SPANS)
     async with await Bus.connect(context.redis_url, context.namespace) as bus:
         process = PolicyProcess(
             context,
             bus,
             replica,
             TorchrunPlace(),
-            make_trainer=lambda: PacedTrainer(job.system, diary, context.run.path),
+            make_trainer=lambda: PacedTrainer(job.system, learner, diary, context.run.path),
         )
         await process.run()
+    diary.close()
 
 
-async def work(replica: str) -> None:
+async def work(replica: str, files: Path) -> None:
     """Do the jobs, one after the other."""
     pool = RewardPoolConfig().build()
-    is_policy = replica.startswith("policy")
-    if not is_policy:
+    learner = TinyLearner(files) if replica.startswith("policy") else None
+    if learner is None:
         await pool.start()
     print("ready", flush=True)
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
             job = config_from_json(Job, line)
-            context = open_job(job)
-            spans = context.run.path / "spans"
-            spans.mkdir(exist_ok=True)
-            path = spans / f"{replica}-{os.getpid()}.jsonl"
-            diary = Diary("policy" if is_policy else "rollout", replica, path)
-            if is_policy:
-                await train(job, context, diary, replica)
+            if learner is not None:
+                await train(job, replica, learner)
             else:
-                await roll_out(job, context, diary, replica, pool)
-            diary.write(whole=True)
+                await roll_out(job, replica, pool)
             print("done", flush=True)
     finally:
         await pool.aclose()
@@ -105,4 +105,4 @@ async def work(replica: str) -> None:
 if __name__ == "__main__":
     die_with_parent()
     torch.set_num_threads(1)
-    asyncio.run(work(sys.argv[1]))
+    asyncio.run(work(sys.argv[1], Path(sys.argv[2])))

@@ -14,6 +14,8 @@ import torch
 from real_runs import ROOT, Run, Runner
 from safetensors.torch import load_file
 
+from cosmos_core.simulation import Span, StepTaken, read_log
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RECIPE = ROOT / "configs" / "sft.toml"
 ROWS = ROOT / "configs" / "data" / "sums.jsonl"
@@ -60,6 +62,18 @@ def difference(one: Run, other: Run) -> float:
     first, second = weights(one), weights(other)
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def test_a_supervised_run_writes_when_it_trained_evaluated_and_saved(whole: Run) -> None:
+    """Thirty steps, evaluated and saved after every ten."""
+    (path,) = (whole.output / "spans").iterdir()
+    log = read_log([path])
+    spans = [record for record in log if isinstance(record, Span)]
+    assert {span.activity for span in spans} == {
+        *("wait_data", "fwd_bwd", "optim", "eval", "checkpoint"),
+    }
+    assert sum(span.activity == "eval" for span in spans) == 3
+    assert [record.step for record in log if isinstance(record, StepTaken)] == list(range(STEPS))
 
 
 def test_a_supervised_run_learns_and_exports(whole: Run) -> None:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from cosmos_app.cli import main
 from cosmos_app.event_log import read_events
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_core.simulation import Span, StepTaken, read_log
 
 ON_POLICY = ("staleness.depth=0", "staleness.bound=0")
 # a random model is never right, but its answers have lengths; plain descent does not turn the
@@ -92,6 +93,34 @@ def test_a_run_says_how_long_publications_held_the_learner_up_and_when_they_were
     ]
     assert whole.report["served_s_of"] == {"rollout-0": whole.report["served_s"]}
     assert whole.report["publish_ms_of"] == {"policy-0": whole.report["publish_ms"]}
+
+
+def test_a_run_writes_what_its_replicas_did_when_as_simulations_do(whole: Run) -> None:
+    """Synchronous, so that its engine is empty while it trains; all 8 steps are there.
+
+    It is validated before the first one, for which its policy waits.
+    """
+    log = read_log(sorted((whole.output / "spans").iterdir()))
+    spans = [record for record in log if isinstance(record, Span)]
+    policy = [span for span in spans if span.replica == "policy-0"]
+    rollout = [span for span in spans if span.replica == "rollout-0"]
+    assert len(policy) + len(rollout) == len(spans)
+    assert {span.activity for span in policy} == {
+        *("eval", "wait_data", "fwd_bwd", "optim", "push_exposed", "checkpoint"),
+    }
+    assert policy[0].activity == "eval"
+    assert sum(span.activity == "eval" for span in policy) == 1
+    assert {"decode", "swap", "idle_no_work", "gated_staleness"} <= {s.activity for s in rollout}
+    for lane in (policy, rollout):
+        ends = [span.end_s for span in lane]
+        assert [span.start_s for span in lane[1:]] == ends[:-1], "without gaps"
+    steps = [record for record in log if isinstance(record, StepTaken)]
+    assert [step.step for step in steps] == list(range(8))
+    empty_s = sum(s.end_s - s.start_s for s in rollout if s.activity == "gated_staleness")
+    trained_s = sum(step.end_s - step.start_s for step in steps[:-1])
+    assert empty_s > 0.5 * trained_s
+    generated = sum(span.tokens for span in rollout)
+    assert generated >= sum(sample.num_tokens for step in steps for sample in step.samples)
 
 
 @pytest.fixture

@@ -198,11 +198,11 @@ async def test_the_timeline_is_cut_to_its_window(client: Any) -> None:
     answer = await client.get("/api/timeline", params={"window_s": 5.0}, headers=BEARER)
     policy, first, _ = answer.json()
     assert policy["name"] == "policy-0"
-    # The last 5 of 60 s: the learner trains in the second half of each step of 2 s.
-    spans = [(s["start_s"] - START_S, s["end_s"] - START_S) for s in policy["spans"]]
-    assert spans == [(55, 56), (57, 58), (59, 60)]
-    assert first["spans"][0]["start_s"] == START_S + 55
-    assert first["spans"][-1]["shares"] == {"generating": 0.75, "scoring": 0.15, "swapping": 0.05}
+    # The last 5 of 60 s: of each step of 2 s, the second half, its last 100 ms an update.
+    spans = [(*s["shares"], round(s["end_s"] - START_S, 3)) for s in policy["spans"]]
+    assert spans[:3] == [("training", 55.896), ("updating", 55.996), ("publishing", 56.0)]
+    assert policy["spans"][0]["start_s"] == first["spans"][0]["start_s"] == START_S + 55
+    assert {*first["spans"][-1]["shares"].values()} == {0.75, 0.15, 0.05, 0.03}
     refused = await client.get("/api/timeline", params={"window_s": -1}, headers=BEARER)
     assert refused.status_code == 422
 

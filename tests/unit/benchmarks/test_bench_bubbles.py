@@ -55,9 +55,17 @@ def test_speed_up_is_over_the_median_of_both_synchronous_arms():
 
 def test_goals_show_the_worst_run_beside_the_median():
     table = bubble_markdown([result(DEFAULT, step_s) for step_s in (1.0, 1.05, 1.5)])
-    assert "| T/bound at most 1.10 | 1.050 | 1.500 |" in table
+    assert "| T/bound at most 1.10 | 1.050 | 1.500 | 1.200 |" in table
     # the simulator says 1.2 s: off by 20 %, 14.3 % and 20 %
-    assert "| simulated step within 10 % | 20.0 % | 20.0 % |" in table
+    assert "| simulated step within 10 % | 20.0 % | 20.0 % | - |" in table
+
+
+def test_the_simulator_is_to_be_within_a_point_of_the_shares_that_were_idle():
+    apart = replace(FOUND, rollout_idle_slots=0.055, rollout_idle_tokens=0.036)
+    runs = [replace(result(DEFAULT, 1.05), predicted=replace(apart, step_s=1.05))]
+    assert missed_goals(runs) == ["simulated rollout idle, slots, within 1 point"]
+    row = next(r for r in bubble_markdown(runs).splitlines() if r.startswith(f"| {DEFAULT} | 0.0"))
+    assert row == f"| {DEFAULT} | 0.0 % | +0.0 | +0.6 | +1.5 |"
 
 
 def test_a_goal_is_missed_by_the_median_of_the_default_arm():

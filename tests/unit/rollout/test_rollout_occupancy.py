@@ -21,6 +21,7 @@ def test_a_replica_that_worked_waited_and_stalled():
         elapsed_s=10.0,
         seconds={
             "idle_no_work": 5.0,
+            "gated_staleness": 0.0,
             "decoding": 2.5,
             "waiting_for_environment": 0.75,
             "waiting_for_rewards": 1.25,
@@ -55,9 +56,24 @@ def test_a_swap_takes_only_from_decoding_that_no_reading_has_told():
     assert rise == pytest.approx(
         {
             "idle_no_work": 0.0,
+            "gated_staleness": 0.0,
             "decoding": 0.8 + 0.9,
             "waiting_for_environment": 0.0,
             "waiting_for_rewards": 1.0,
             "paused_for_weights": 0.2 + 0.1,
         }
     )
+
+
+def test_a_group_tells_for_how_long_it_was_withheld_from_an_empty_replica():
+    """Of 6 s without a group, 2 s were told as such before it says that 5 s were admission's."""
+    occupancy = Occupancy(1, now=0.0)
+    told = occupancy.read(0, now=2.0)
+    assert told.seconds["idle_no_work"] == 2.0
+    occupancy.given(5.0, now=6.0)
+    occupancy.account(groups=1, requests=1, now=6.0)
+    found = occupancy.read(0, now=8.0)
+    assert found.seconds["gated_staleness"] == pytest.approx(4.0)
+    assert found.seconds["idle_no_work"] == pytest.approx(2.0)
+    assert found.withheld_before_s == pytest.approx(1.0)
+    assert sum(found.seconds.values()) == pytest.approx(8.0)

@@ -80,11 +80,15 @@ def _records(step: int, now_s: float) -> list[MetricRecord]:
         "decoding_share": 0.75,
         "waiting_for_rewards_share": 0.15,
         "paused_for_weights_share": 0.05,
+        "gated_staleness_share": 0.03,
         "idle_share": 0.05,
         "tokens_per_s": 400.0 + step,
     }
     policy = {"train_s": 1.0, "num_samples": 64.0, "loss": 0.01, "idle_share": 0.5}
     policy |= {"publish_s": 0.004, "publications_skipped": float(step % 10 == 9)}
+    policy |= {"optim_s": 0.1, "wait_s": 0.8 if step else 0.3}
+    policy |= {"save_s": 0.1} if step % 10 == 1 else {}
+    policy |= {"validate_s": 0.2} if step == 0 else {}
     controller = {"reward": reward, **staleness, **queues}
     load = {"stall_s": 0.02 + 0.001 * step, "transfer_s": 0.1, "served_s": 0.25}
     return [

@@ -7,7 +7,7 @@ replicas the first are kept, until they have been silent for long and others wan
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cosmos_core.metrics import MetricRecord
@@ -36,6 +36,7 @@ ROLLOUT_STATES: Mapping[str, str] = {
     "waiting_for_environment_share": "environment",
     "waiting_for_rewards_share": "scoring",
     "paused_for_weights_share": "swapping",
+    "gated_staleness_share": "withheld",
 }
 
 
@@ -94,6 +95,17 @@ class Span:
     end_s: float
     shares: Mapping[str, float]
 
+    def withheld(self, seconds: float) -> "Span":
+        """Return it with so much of what was idle as withheld by admission, as far as there is."""
+        share = min(seconds / (self.end_s - self.start_s), self.idle_share)
+        known = self.shares.get("withheld", 0.0)
+        return Span(self.start_s, self.end_s, {**self.shares, "withheld": known + share})
+
+    @property
+    def idle_share(self) -> float:
+        """What is left to idling."""
+        return max(0.0, 1.0 - sum(self.shares.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class Stall:
@@ -114,6 +126,39 @@ class Lane:
     stalls: deque[Stall] = field(default_factory=lambda: deque[Stall](maxlen=_MOST_STALLS))
     measured_s: float = 0.0
     seen_s: float = 0.0
+
+    def take_step(self, end_s: float, values: Mapping[str, float]) -> None:
+        """Take in what a policy did up to the end of a step; what is between was waited for."""
+        parts = dict(policy_parts(values))
+        start_s = end_s - sum(parts.values())
+        for state, seconds in parts.items():
+            first_s, start_s = max(start_s, self.measured_s), start_s + seconds
+            if state and start_s > first_s:
+                self.spans.append(Span(first_s, start_s, {state: 1.0}))
+        self.measured_s = end_s
+
+    def withhold(self, seconds: float) -> None:
+        """Learn that for so long before the newest span an empty replica had a group withheld."""
+        later: list[Span] = []
+        while self.spans and seconds > 1e-3:
+            span = self.spans.pop()
+            later.append(span.withheld(seconds))
+            if span.idle_share < 1e-3:
+                break  # it was at work: nothing was withheld before that
+            seconds -= span.idle_share * (span.end_s - span.start_s)
+        self.spans.extend(reversed(later))
+
+
+def policy_parts(values: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Yield the parts of a policy's step in order, with their seconds; a wait has no name."""
+    wait_s, validate_s = values.get("wait_s", 0.0), values.get("validate_s", 0.0)
+    optim_s, publish_s = values.get("optim_s", 0.0), values.get("publish_s", 0.0)
+    yield "saving", values.get("save_s", 0.0)
+    yield "validating", validate_s
+    yield "", wait_s - validate_s
+    yield "training", values.get("train_s", 0.0) - optim_s
+    yield "updating", optim_s
+    yield "publishing", publish_s
 
 
 class History:
@@ -190,11 +235,9 @@ class History:
         return lane
 
     def _take_policy(self, record: MetricRecord) -> None:
-        lane, trained_s = self._lane(record), record.values.get("train_s")
-        if lane is not None and trained_s is not None:
-            start_s = max(record.time_s - trained_s, lane.measured_s)
-            lane.spans.append(Span(start_s, record.time_s, {"training": 1.0}))
-            lane.measured_s = record.time_s
+        lane = self._lane(record)
+        if lane is not None and "train_s" in record.values:
+            lane.take_step(record.time_s, record.values)
         self._num_samples = record.values.get("num_samples", self._num_samples)
         if skipped := int(record.values.get("publications_skipped", 0)):
             before = self.num_skipped.get(record.replica, 0)
@@ -214,6 +257,7 @@ class History:
         if "decoding_share" not in values:
             return
         if lane is not None:
+            lane.withhold(values.get("withheld_before_s", 0.0))
             start_s = max(lane.measured_s, record.time_s - _SPEAKS_FOR_S)
             shares = {
                 state: values[name] for name, state in ROLLOUT_STATES.items() if values.get(name)

@@ -26,10 +26,12 @@ from cosmos_app.roles.elastic import open_replicas
 from cosmos_app.roles.lease import Standing, watch_saving, watch_start, watched_work
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
 from cosmos_app.roles.ranks import join_ranks
+from cosmos_app.roles.spans import PolicyTime, open_diary
 from cosmos_app.run_bus import connect_to_run
 from cosmos_app.settings import kernels
 from cosmos_app.unsaved import Saves
 from cosmos_core.bus import Bus
+from cosmos_core.messages import Train
 from cosmos_core.metrics import MetricRecord, MetricsFormatError, read_metrics
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
@@ -94,6 +96,8 @@ class GivenProcess:
         self._place: TorchrunPlace = torchrun_place()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._saves = Saves()
+        is_told = self._place.rank == 0
+        self._time = PolicyTime(open_diary(run.path, "policy", replica) if is_told else None)
         self._is_working = False
 
     async def run(self) -> None:
@@ -108,6 +112,7 @@ class GivenProcess:
         finally:
             await self._blocking(replicas.close)
             await self._blocking(trainer.close)
+            self._time.close()
             self._thread.shutdown()
 
     async def _train(self, trainer: GivenTrainer, replicas: Replicas) -> None:
@@ -122,10 +127,12 @@ class GivenProcess:
             if seat.wants_stop or seat.step >= self._recipe.trainer.steps:
                 break
             try:
-                figures = await self._working(lambda s=seat: trainer.train(s))
+                with self._time.spent("training", seat.step):
+                    figures = await self._working(lambda s=seat: trainer.train(s))
             except ReplicaLostError:
                 await self._blocking(replicas.lose)
                 continue
+            self._time.step(Train(step=seat.step, groups=(), publish=False), {})
             taken = (seat.step, figures)
             if is_first:
                 await self._look_after(trainer, figures)
@@ -162,7 +169,8 @@ class GivenProcess:
         saves = trainer.is_due(config.checkpoint_every)
         found = None
         if saves or trainer.is_due(config.validate_every):
-            found = await self._working(trainer.validate)
+            with self._time.spent("evaluating", trainer.step):
+                found = await self._working(trainer.validate)
         if saves:
             await self._save(trainer, found.loss if found else None, figures)
         if found is not None:
@@ -184,11 +192,12 @@ class GivenProcess:
     ) -> None:
         """Begin a checkpoint; that the one before could not be written is told with the step."""
         failure = None
-        try:
-            await self._writing(lambda: trainer.save(loss))
-        except CheckpointWriteError as error:
-            failure = error
-            await self._writing(lambda: trainer.save(loss))
+        with self._time.spent("saving", trainer.step):
+            try:
+                await self._writing(lambda: trainer.save(loss))
+            except CheckpointWriteError as error:
+                failure = error
+                await self._writing(lambda: trainer.save(loss))
         figures |= self._saves.measured(failure)
 
     async def _finish(self, trainer: GivenTrainer) -> None:

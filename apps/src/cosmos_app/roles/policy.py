@@ -42,6 +42,7 @@ from cosmos_app.roles.process import (
 from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.ranks import gather_texts, join_ranks
 from cosmos_app.roles.run_checkpoints import RunCheckpoints
+from cosmos_app.roles.spans import PolicyTime, open_diary
 from cosmos_app.roles.step_trainer import Seat, StepTrainer
 from cosmos_app.roles.telling import Telling
 from cosmos_app.roles.trainer import Trainer
@@ -49,7 +50,6 @@ from cosmos_app.roles.turns import policy_turn
 from cosmos_app.run_bus import connect_to_run
 from cosmos_app.settings import bad_steps_kept, kernels
 from cosmos_app.unsaved import HowToSave, Saves
-from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.control import ALL_DONE, line_of_cut, step_of_cut
 from cosmos_core.messages import (
@@ -105,7 +105,9 @@ class PolicyProcess:
         self._replica = replica
         self._place = place
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
-        self._meter = ActivityMeter(("waiting", "training", "saving"), time.monotonic())
+        keeps_diary = make_trainer is None and place.rank == 0
+        diary = open_diary(context.run.path, "policy", replica) if keeps_diary else None
+        self._time = PolicyTime(diary)
         self._trainer: StepTrainer | None = None
         self._turn, self._saves = policy_turn(context), Saves()
         self._belongings: PutAway | None = None
@@ -125,6 +127,7 @@ class PolicyProcess:
                 await self._follow(trainer)
         finally:
             trainer.close()
+            self._time.close()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _lead(self, trainer: StepTrainer, endpoints: tuple[str, ...]) -> None:
@@ -214,18 +217,16 @@ class PolicyProcess:
         await tell.step(trainer)
         if train.publish:
             await tell.publication(trainer, trainer.publication)
-        figures = {**metrics, "idle_share": self._meter.shares(time.monotonic())["waiting"]}
+        spent = self._time.step(train, metrics)
+        figures = {**metrics, **spent, "idle_share": self._time.idle_share}
         await self._report(train.step, figures, trainer.problem)
         if train.cut and trainer.is_first_replica:
             await self._save(trainer, train.cut, tell, self._saves.in_passing)
 
     async def _publish(self, trainer: StepTrainer, tell: Telling) -> None:
         """Publish, between steps, what was skipped with its step, if there is room by now."""
-        self._meter.enter("training", time.monotonic())  # a rank that hangs costs the lease
-        try:
+        with self._time.spent("publishing", trainer.version):
             publication = await self._blocking(trainer.publish)
-        finally:
-            self._meter.enter("waiting", time.monotonic())
         if publication.is_published:
             await tell.publication(trainer, publication)
             await self._report(trainer.version - 1, publication.figures)
@@ -243,14 +244,12 @@ class PolicyProcess:
         share = trainer.share(train)
         payloads = await self._bus.get_payloads([ref.key for ref in share.refs])
         trajectories = [decode_trajectory(payload) for payload in payloads]
-        self._meter.enter("training", time.monotonic())
-        try:
-            return await self._blocking(lambda: trainer.train(train, share, trajectories))
-        except ReplicaLostError as error:
-            await self._blocking(functools.partial(trainer.lose, error))
-            return None
-        finally:
-            self._meter.enter("waiting", time.monotonic())
+        with self._time.spent("training", train.step):
+            try:
+                return await self._blocking(lambda: trainer.train(train, share, trajectories))
+            except ReplicaLostError as error:
+                await self._blocking(functools.partial(trainer.lose, error))
+                return None
 
     async def _stop(self, trainer: StepTrainer, stop: Stop, tell: Telling) -> None:
         if stop.reason == SCALED_DOWN:
@@ -280,11 +279,10 @@ class PolicyProcess:
         tell: Telling,
         how: HowToSave,
     ) -> None:
-        self._meter.enter("saving", time.monotonic())
         place = checkpoints_of(self._context.recipe.trainer, self._context.run)
         saving = functools.partial(self._writing, place, lambda: trainer.save(cut))
-        path = await how(saving, functools.partial(self._report, trainer.version - 1))
-        self._meter.enter("waiting", time.monotonic())
+        with self._time.spent("saving", trainer.version):
+            path = await how(saving, functools.partial(self._report, trainer.version - 1))
         if path is not None:
             await tell.saved(trainer, path)
 
@@ -299,7 +297,7 @@ class PolicyProcess:
         await keep_lease(channel, self._replica, standing, silence_s(self._context.recipe))
 
     def _standing(self, trainer: StepTrainer) -> Standing:
-        is_busy = self._meter.state == "training" and not trainer.is_waiting
+        is_busy = self._time.is_busy and not trainer.is_waiting
         return Standing(trainer.num_passes, is_busy=is_busy)
 
     async def _blocking(self, call: Callable[[], Value]) -> Value:

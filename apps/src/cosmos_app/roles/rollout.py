@@ -31,6 +31,7 @@ from cosmos_app.roles.lease import Standing, keep_lease, watch_start
 from cosmos_app.roles.process import RunContext, num_sharers, open_context, own_address
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
+from cosmos_app.roles.spans import open_diary
 from cosmos_app.roles.turns import Turn, rollout_turn
 from cosmos_app.run_bus import connect_to_run
 from cosmos_app.samples import append_samples, append_trajectories, text_of
@@ -48,8 +49,10 @@ from cosmos_core.messages import (
     VersionLoaded,
 )
 from cosmos_core.metrics import MetricRecord
+from cosmos_core.simulation import Diary
 from cosmos_core.trajectory import Trajectory, encode_trajectory
 from cosmos_rollout import (
+    EMPTY_STATES,
     Environment,
     OccupancyReading,
     Producer,
@@ -132,6 +135,7 @@ class ReplicaParts:
         teacher: scores what is trained on, if somebody other than the policy does.
         turn: on devices that the policy shares, if it does.
         weights: where others fetch the engine's weights, if they do.
+        diary: of an engine that keeps one itself.
     """
 
     engine: RolloutEngine
@@ -140,6 +144,7 @@ class ReplicaParts:
     teacher: TeacherReplicas | None = None
     turn: Turn | None = None
     weights: EngineWeights | None = None
+    diary: Diary | None = None
 
 
 class RolloutProcess:
@@ -161,6 +166,7 @@ class RolloutProcess:
         self._replica = replica
         self._engine = parts.engine
         self._weights = parts.weights
+        self._diary = parts.diary or open_diary(context.run.path, "rollout", replica)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(files.model)
         ends = stop_tokens(self._tokenizer, files.model)
         sampling = recipe.rollout.sampling.build(recipe.seed, ends)
@@ -174,6 +180,7 @@ class RolloutProcess:
                 environment=parts.environment,
                 teacher=parts.teacher,
                 narrow=prefixes_trained_once if recipe.rollout.shared_prefixes == "once" else None,
+                diary=None if parts.diary is not None else self._diary,
             ),
             ProducerConfig(
                 slots=recipe.rollout.slots,
@@ -219,6 +226,8 @@ class RolloutProcess:
                     task.cancel()
                 await asyncio.gather(*loops, return_exceptions=True)
                 await self._producer.aclose()
+                self._producer.occupancy()
+                self._diary.close()
 
     def _make_sleeper(self, parts: ReplicaParts) -> Sleeper | None:
         """Return who puts the engine to sleep, on devices that the policy shares."""
@@ -248,6 +257,7 @@ class RolloutProcess:
     def _take(self, command: Command) -> None:
         match command:
             case Generate():
+                self._diary.given(command.withheld_s, time.monotonic())
                 self._producer.submit(command)
             case CancelGroup():
                 self._producer.cancel(command)
@@ -337,8 +347,9 @@ def occupancy_values(before: OccupancyReading, now: OccupancyReading) -> dict[st
     }
     return {
         **shares,
-        "idle_share": shares["idle_no_work_share"],
-        "idle_total_share": now.seconds["idle_no_work"] / max(now.elapsed_s, 1e-9),
+        "idle_share": sum(shares[f"{state}_share"] for state in EMPTY_STATES),
+        "idle_total_share": sum(now.seconds[s] for s in EMPTY_STATES) / max(now.elapsed_s, 1e-9),
+        "withheld_before_s": now.withheld_before_s - before.withheld_before_s,
         "tokens_per_s": (now.num_tokens - before.num_tokens) / elapsed_s,
         "slot_share": now.slot_share,
         "token_share": now.token_share,

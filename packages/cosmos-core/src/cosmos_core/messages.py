@@ -248,11 +248,16 @@ Event = (
 
 
 class Generate(Message, frozen=True, kw_only=True, tag=True):
-    """Rollout: sample a group; its source tells how, as validation has a sampling of its own."""
+    """Rollout: sample a group; its source tells how, as validation has a sampling of its own.
+
+    ``withheld_s`` is for how long admission withheld a prompt from this replica, which held none
+    until now; 0 if it held others, or has been given this one as soon as the controller knew.
+    """
 
     group: GroupId
     attempt: int
     num_samples: int
+    withheld_s: float = 0.0
 
 
 class CancelGroup(Message, frozen=True, kw_only=True, tag=True):
@@ -285,6 +290,7 @@ class Train(Message, frozen=True, kw_only=True, tag=True):
     empty when no checkpoint is due. ``publish`` orders a snapshot of version ``step + 1``, or to
     skip it where there is no room for one.
     ``line`` says which weights the step is taken from; for who has others it is a `FallBack`.
+    ``validated_s`` is for how long the validation before the first step held this one up.
     """
 
     step: int
@@ -292,6 +298,7 @@ class Train(Message, frozen=True, kw_only=True, tag=True):
     publish: bool
     cut: bytes = b""
     line: tuple[int, ...] = ()
+    validated_s: float = 0.0
 
 
 class FallBack(Message, frozen=True, kw_only=True, tag=True):

@@ -89,7 +89,7 @@ from cosmos_rollout.errors import (
     WeightLoadError,
     WrongLoopError,
 )
-from cosmos_rollout.occupancy import OccupancyReading
+from cosmos_rollout.occupancy import EMPTY_STATES, OccupancyReading
 from cosmos_rollout.producer import (
     GroupEvent,
     Producer,
@@ -148,6 +148,7 @@ from cosmos_rollout.user_code import find_callable
 from cosmos_rollout.vocabulary import has_words
 
 __all__ = [
+    "EMPTY_STATES",
     "GPU_MEMORY_SHARE",
     "BoxedMathReward",
     "Chat",

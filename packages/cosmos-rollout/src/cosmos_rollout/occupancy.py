@@ -7,11 +7,15 @@ from cosmos_core.activity import ActivityMeter
 
 STATES = (
     "idle_no_work",
+    "gated_staleness",
     "decoding",
     "waiting_for_environment",
     "waiting_for_rewards",
     "paused_for_weights",
 )
+
+EMPTY_STATES = ("idle_no_work", "gated_staleness")
+"""Those of a replica that holds nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +24,9 @@ class OccupancyReading:
 
     Attributes:
         elapsed_s: seconds since the start.
-        seconds: seconds in each of `STATES`; they sum to ``elapsed_s``.
+        seconds: seconds in each of `STATES`; they sum to ``elapsed_s``. Without a group it is in
+            ``gated_staleness`` where admission withheld one, as the next group tells.
+        withheld_before_s: of that, what earlier readings told as ``idle_no_work``.
         slot_seconds: seconds of a slot holding a group, summed over slots.
         request_seconds: seconds of a request being decoded, summed over requests.
         num_tokens: tokens generated.
@@ -35,6 +41,7 @@ class OccupancyReading:
     num_tokens: int
     peak_tokens_per_s: float
     slots: int
+    withheld_before_s: float = 0.0
 
     @property
     def slot_share(self) -> float:
@@ -62,9 +69,15 @@ class Occupancy:
         self._meter = ActivityMeter(STATES, now)
         self._groups = self._requests = 0
         self._slot_seconds = self._request_seconds = self._paused_s = 0.0
+        self._withheld_s = self._withheld_before_s = self._idle_read_s = 0.0
         self._peak = 0.0
         self._last = (now, 0)
         self._decoding_since: float | None = None
+
+    @property
+    def state(self) -> str:
+        """Which of `STATES` it is in, of those that are known at once."""
+        return self._meter.state
 
     def account(self, *, groups: int, requests: int, now: float, episodes: int = 0) -> None:
         """Note what is in work from ``now`` on.
@@ -99,12 +112,25 @@ class Occupancy:
             self._paused_s += min(seconds, now - self._decoding_since)
             self._decoding_since = now
 
+    def given(self, withheld_s: float, now: float) -> None:
+        """Note that a group came, and for how long admission had withheld one until now.
+
+        What was read already stays what it was.
+        """
+        idle_s = self._meter.seconds(now)["idle_no_work"] - self._withheld_s
+        untold_s = min(withheld_s, max(0.0, idle_s - self._idle_read_s))
+        self._withheld_s += untold_s
+        self._withheld_before_s += min(withheld_s - untold_s, self._idle_read_s)
+
     def read(self, num_tokens: int, now: float) -> OccupancyReading:
         """Return the totals until ``now``; ``num_tokens`` is the engine's counter."""
         self._integrate(now)
         seconds = self._meter.seconds(now)
         seconds["decoding"] -= self._paused_s
         seconds["paused_for_weights"] += self._paused_s
+        seconds["idle_no_work"] -= self._withheld_s
+        seconds["gated_staleness"] += self._withheld_s
+        self._idle_read_s = seconds["idle_no_work"]
         if self._decoding_since is not None:
             self._decoding_since = now
         since, before = self._last
@@ -119,6 +145,7 @@ class Occupancy:
             num_tokens=num_tokens,
             peak_tokens_per_s=self._peak,
             slots=self._slots,
+            withheld_before_s=self._withheld_before_s,
         )
 
     def _integrate(self, now: float) -> None:

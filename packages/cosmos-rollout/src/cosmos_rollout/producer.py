@@ -27,6 +27,7 @@ from cosmos_core.messages import (
     SampleRef,
     VersionLoaded,
 )
+from cosmos_core.simulation import Diary
 from cosmos_core.trajectory import TeacherScores, Trajectory
 from cosmos_rollout.engine import RolloutEngine
 from cosmos_rollout.environments import ChatTokenizer, Environment
@@ -40,6 +41,7 @@ from cosmos_rollout.errors import (
 )
 from cosmos_rollout.metered import MeteredEngine
 from cosmos_rollout.occupancy import Occupancy, OccupancyReading
+from cosmos_rollout.occupancy_spans import OccupancySpans
 from cosmos_rollout.playing import EnvironmentPlayer, GroupPlan, Player, SingleTurnPlayer
 from cosmos_rollout.producer_config import ProducerConfig
 from cosmos_rollout.prompts import PromptSource, Tokenizer
@@ -98,6 +100,7 @@ class ProducerParts:
         teacher: scores what is trained on; a sample that it cannot score has failed.
         narrow: returns the trajectories of a group with fewer trained tokens; None: all are. It is
             not asked of validation.
+        diary: where it is written what the replica did when, on the clock of ``time.monotonic``.
     """
 
     engine: RolloutEngine
@@ -108,6 +111,7 @@ class ProducerParts:
     environment: Environment | None = None
     teacher: Teacher | None = None
     narrow: Callable[[Sequence[Trajectory]], Sequence[Trajectory]] | None = None
+    diary: Diary | None = None
 
 
 class Producer:
@@ -146,6 +150,7 @@ class Producer:
         self._num_scored = 0
         self._is_dead = False
         self._occupancy = Occupancy(config.slots, clock())
+        self._spans = OccupancySpans(parts.diary, parts.engine, clock())
 
     @property
     def num_groups(self) -> int:
@@ -171,6 +176,7 @@ class Producer:
         if key in self._reported:
             self._events.put_nowait(self._reported[key])
         elif key not in self._tasks and command not in self._queued:
+            self._occupancy.given(command.withheld_s, self._clock())
             self._queued.append(command)
             self._fill_slots()
 
@@ -214,6 +220,7 @@ class Producer:
                 lineage=command.lineage,
             )
         self._occupancy.stalled(report.stall_s, self._clock())
+        self._spans.stalled(report.stall_s, self._clock())
         return VersionLoaded(
             replica=self._replica,
             version=report.version,
@@ -224,6 +231,7 @@ class Producer:
 
     def occupancy(self) -> OccupancyReading:
         """Return where the time went until now."""
+        self._spans.tell(self._clock())
         return self._occupancy.read(self._parts.engine.num_tokens_generated, self._clock())
 
     async def aclose(self) -> None:
@@ -373,12 +381,14 @@ class Producer:
         )
 
     def _account(self) -> None:
+        now, requests = self._clock(), self._metered.num_requests
         self._occupancy.account(
             groups=min(len(self._tasks), self._config.slots),
-            requests=self._metered.num_requests,
+            requests=requests,
             episodes=self._metered.num_episodes,
-            now=self._clock(),
+            now=now,
         )
+        self._spans.account(self._occupancy.state, requests, now)
 
 
 def _player(engine: MeteredEngine, parts: ProducerParts, config: ProducerConfig) -> Player:

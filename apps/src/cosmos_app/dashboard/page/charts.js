@@ -3,7 +3,10 @@
 // textContent; nothing here reads the network or keeps state.
 
 const SVG = "http://www.w3.org/2000/svg";
-const STATES = ["training", "generating", "environment", "scoring", "swapping"];
+const STATES = [
+  "training", "updating", "publishing", "saving", "validating",
+  "generating", "environment", "scoring", "swapping", "withheld",
+];
 
 function svgElement(name, attributes, text) {
   const element = document.createElementNS(SVG, name);

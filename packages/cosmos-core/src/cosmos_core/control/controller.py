@@ -253,7 +253,7 @@ class Controller:
     ) -> None:
         self._replicas.note_answer(replica, event, now)
         if event.group.source == rounds.SOURCE:
-            self._rounds.take_in(event)
+            self._rounds.take_in(event, now)
             self._behind.add(replica.name)
             if isinstance(event, GroupFinished):
                 self._groups.discard(event.samples)
@@ -386,11 +386,11 @@ class Controller:
                 return
             version = min(replica.version, self.state.step)
             self._groups.dispatch(group, replica.name, version, now)
-            self._replicas.occupy(replica, 1)
             generate = Generate(
                 group=group.group,
                 attempt=group.attempt,
                 num_samples=self.config.samples_per_group,
+                withheld_s=self._replicas.fill(replica, now),
             )
             self._commands.append((replica.name, generate))
 

@@ -68,4 +68,4 @@ class LoneRound:
 
     def take_in(self, event: GroupFinished | GroupFailed) -> None:
         """Take an answer in; a prompt without one is given out again, a few times."""
-        self._rounds.take_in(event)
+        self._rounds.take_in(event, 0.0)  # no step waits for it

@@ -66,6 +66,7 @@ class ReplicaTable:
         if replica.role == "policy":
             self._state.policy_names.append(replica.name)
         self._count_slots(replica, 1)
+        self._note_empty(replica)
         self._enter(replica)
         return replica
 
@@ -82,7 +83,17 @@ class ReplicaTable:
     def occupy(self, replica: ReplicaState, change: int) -> None:
         """Note that a replica holds one group more or less."""
         replica.busy += change
+        self._note_empty(replica)
         self._enter(replica)
+
+    def fill(self, replica: ReplicaState, now: float) -> float:
+        """Note that a replica holds one group more; return for how long it was withheld.
+
+        That is the time since it could have been given one and held none.
+        """
+        since_s = replica.empty_since_s
+        self.occupy(replica, 1)
+        return now - since_s if since_s >= 0 else 0.0
 
     def take_back(
         self, replica: ReplicaState, event: GroupFinished | GroupFailed, now: float
@@ -100,6 +111,7 @@ class ReplicaTable:
             replica.endpoints = ()  # what it has there may be of a lost lineage
         replica.failed_loads, replica.load_failure = 0, ""
         self._count_slots(replica, 1)
+        self._note_empty(replica)
         self._enter(replica)
 
     def note_publication(
@@ -205,6 +217,13 @@ class ReplicaTable:
             return replica.slots  # enough for everybody
         allowed = sum(count for version, count in self._slots.items() if is_allowed(version))
         return replica.slots if allowed == total else -(-room * replica.slots // total)
+
+    def _note_empty(self, replica: ReplicaState) -> None:
+        """Note since when a replica could be given groups and holds none; it was just heard of."""
+        if replica.busy or replica.version == UNKNOWN_VERSION:
+            replica.empty_since_s = -1.0
+        elif replica.empty_since_s < 0:
+            replica.empty_since_s = replica.seen_s
 
     def _count_slots(self, replica: ReplicaState, change: int) -> None:
         if replica.role == "rollout":

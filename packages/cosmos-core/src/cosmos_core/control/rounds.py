@@ -125,8 +125,14 @@ class Rounds:
             num_samples=self._plan.num_samples,
         )
 
-    def take_in(self, event: GroupFinished | GroupFailed) -> None:
+    def take_in(self, event: GroupFinished | GroupFailed, now: float) -> None:
         """Take an answer in, and close the round with the last one."""
+        blocked, opened = self.blocks_training, self._state.round
+        self._take_in(event)
+        if blocked and not self.blocks_training and opened is not None:
+            self._state.validated_s = now - opened.since_s
+
+    def _take_in(self, event: GroupFinished | GroupFailed) -> None:
         opened, ordinal = self._state.round, event.group.ordinal
         if (
             opened is None

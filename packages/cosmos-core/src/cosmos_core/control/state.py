@@ -53,7 +53,8 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     ``last_failure`` names the last. ``failed_loads`` counts loads of weights that failed since the
     last that did not, and ``load_failure`` names the last. ``leaving`` says that it is given
     nothing more, ``dismissed`` that it was told to stop. ``first_group_s`` is how long after it
-    joined its first training group came; -1 before.
+    joined its first training group came; -1 before. ``empty_since_s``: since when a rollout replica
+    could have been given groups and holds none; -1 while it holds some, or has no weights.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     load_failure: str = ""
     leaving: bool = False
     dismissed: bool = False
+    empty_since_s: float = -1.0
 
     @property
     def free(self) -> int:
@@ -99,12 +101,16 @@ class ReplicaState(msgspec.Struct, kw_only=True):
 
 
 class StepState(msgspec.Struct, kw_only=True):
-    """The step that policy replicas are working on; it keeps its groups until it is committed."""
+    """The step that policy replicas are working on; it keeps its groups until it is committed.
+
+    ``validated_s``: for how long the validation before the first step held it up.
+    """
 
     step: int
     since_s: float
     ordinals: tuple[int, ...]
     cut: bytes
+    validated_s: float = 0.0
 
 
 class RoundState(msgspec.Struct, kw_only=True):
@@ -222,6 +228,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     falls back to. ``line``: the versions that policy replicas fell back to, in order
     (`cosmos_core.lineage`).
     ``next_round_attempt``: that which the next validation begins at.
+    ``validated_s``: how long the validation before the first step took, until a step is formed.
     ``unusable_in_a_row``: prompts dropped by their own fault since samples were taken in last.
     ``equal_in_a_row``: groups dropped for rewards that are all equal since the last that was not.
     ``lineage_from``: versions after it may have existed twice; a number alone does not identify
@@ -244,6 +251,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     round: RoundState | None = None
     rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)
     next_round_attempt: int = 0
+    validated_s: float = 0.0
     counters: Counters = msgspec.field(default_factory=Counters)
     last_step: StepStats | None = None
     saved: int = 0

@@ -118,7 +118,14 @@ class Steps:
         every = self._config.checkpoint_every
         is_due = every > 0 and (state.step + 1) % every == 0
         ordinals = tuple(sorted(group.ordinal for group in chosen))
-        state.training = StepState(step=state.step, since_s=now, ordinals=ordinals, cut=b"")
+        state.training = StepState(
+            step=state.step,
+            since_s=now,
+            ordinals=ordinals,
+            cut=b"",
+            validated_s=state.validated_s,
+        )
+        state.validated_s = 0.0
         if is_due:
             state.training.cut = cut_of(state)
         return self.order()
@@ -139,6 +146,7 @@ class Steps:
             publish=True,
             cut=training.cut,
             line=self._state.line,
+            validated_s=training.validated_s,
         )
 
     def finish(self, policy: ReplicaState, step: int, now: float) -> None:

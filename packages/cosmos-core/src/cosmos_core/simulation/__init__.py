@@ -1,5 +1,6 @@
 """The asynchronous system in virtual time, and the log that it shares with real runs."""
 
+from cosmos_core.simulation.diary import Diary
 from cosmos_core.simulation.figures import Capacity, Figures, Spread, TooShortError, figures_of
 from cosmos_core.simulation.log import (
     Activity,
@@ -8,6 +9,7 @@ from cosmos_core.simulation.log import (
     Span,
     StepTaken,
     TrainedSample,
+    encode_log,
     read_log,
     step_taken,
     write_log,
@@ -29,6 +31,7 @@ __all__ = [
     "POLICY",
     "Activity",
     "Capacity",
+    "Diary",
     "EngineSpeed",
     "Figures",
     "LengthConfig",
@@ -42,6 +45,7 @@ __all__ = [
     "SystemConfig",
     "TooShortError",
     "TrainedSample",
+    "encode_log",
     "figures_of",
     "generate_bound_s",
     "read_log",

@@ -7,7 +7,7 @@ when each is done: at its start plus its length.
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from cosmos_core.messages import (
@@ -22,7 +22,8 @@ from cosmos_core.messages import (
     SampleRef,
     VersionLoaded,
 )
-from cosmos_core.simulation.log import Activity, LogRecord, Span
+from cosmos_core.simulation.diary import Diary
+from cosmos_core.simulation.log import Activity, LogRecord
 from cosmos_core.simulation.workload import SystemConfig
 
 _Attempt = tuple[GroupId, int]
@@ -83,7 +84,7 @@ class SimulatedRollout:
         self._held: dict[_Attempt, list[SampleRef]] = {}
         self._missing: dict[_Attempt, int] = {}
         self._counter = 0.0
-        self._since = world.now
+        self._diary = Diary("rollout", name, self._write, start_s=world.now)
         self._pause: Activity | None = None
         self._turn = 0
         self._order = 0
@@ -95,9 +96,15 @@ class SimulatedRollout:
             ReplicaJoined(replica=self.name, role="rollout", slots=slots, version=self._version)
         )
 
-    def end(self) -> None:
-        """Account for the time until now; nothing that it had begun will happen."""
+    def end(self, withheld_s: float = 0.0) -> None:
+        """Account for the time until now; nothing that it had begun will happen.
+
+        Args:
+            withheld_s: for how long admission has withheld a group from it until now.
+        """
         self._catch_up()
+        self._diary.given(withheld_s, self._world.now)
+        self._diary.close()
 
     def obey(self, command: Command) -> None:
         """Take a command in."""
@@ -118,6 +125,7 @@ class SimulatedRollout:
 
     def _start(self, command: Generate) -> None:
         self._catch_up()
+        self._diary.given(command.withheld_s, self._world.now)
         attempt = (command.group, command.attempt)
         self._held[attempt] = []
         self._missing[attempt] = command.num_samples
@@ -222,11 +230,11 @@ class SimulatedRollout:
             return "decode"
         if self._away:
             return "env_wait"
-        return "reward_wait" if self._held else "gated_staleness"
+        return "reward_wait" if self._held else "idle_no_work"
 
     def _catch_up(self) -> None:
         """Account for the time since the last change, in which the batch was what it is now."""
-        now, since = self._world.now, self._since
+        now, since = self._world.now, self._diary.until_s
         if now <= since:
             return
         activity, width, steps = self._activity(), 0, 0.0
@@ -234,19 +242,11 @@ class SimulatedRollout:
             width = len(self._running)
             steps = (now - since) / self._system.speed.step_s(width)
             self._counter += steps
-        self._world.record(
-            Span(
-                role="rollout",
-                replica=self.name,
-                activity=activity,
-                start_s=since,
-                end_s=now,
-                version=self._version,
-                width=width,
-                tokens=width * steps,
-            )
-        )
-        self._since = now
+        self._diary.note(activity, now, version=self._version, width=width, tokens=width * steps)
+
+    def _write(self, records: Sequence[LogRecord]) -> None:
+        for record in records:
+            self._world.record(record)
 
     def _go_on(self) -> None:
         """Fill the batch and wait for the first request that will be done."""

@@ -61,6 +61,8 @@ class Figures:
         denied: slots that stood empty since admission withheld prompts, on average.
         environment_wait: share of the engines' time in which they decoded nothing since samples
             waited for their environment.
+        withheld: share of the engines' time in which they held nothing since admission withheld it.
+        no_work: share of their time in which they held nothing, but a group was on its way.
     """
 
     steps: int
@@ -77,6 +79,8 @@ class Figures:
     dropped: float
     denied: float
     environment_wait: float = 0.0
+    withheld: float = 0.0
+    no_work: float = 0.0
 
     @property
     def steps_per_hour(self) -> float:
@@ -121,6 +125,8 @@ def figures_of(log: Sequence[LogRecord], capacity: Capacity, *, skip: int) -> Fi
         staleness_first=_spread([s.step - x.oldest_version for s in measured for x in s.samples]),
         staleness_last=_spread([s.step - x.newest_version for s in measured for x in s.samples]),
         environment_wait=_seconds(spans, ("env_wait",)) / full,
+        withheld=_seconds(spans, ("gated_staleness",)) / full,
+        no_work=_seconds(spans, ("idle_no_work",)) / full,
         **_balance(taken, [r for r in log if isinstance(r, QueueDepths)]),
     )
 

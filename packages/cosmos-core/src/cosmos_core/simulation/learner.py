@@ -64,11 +64,13 @@ class SimulatedLearner:
                 pass
 
     def _train(self, train: Train) -> None:
-        begin = max(self._world.now, self._free_s)
+        begin = max(self._world.now + self._system.fetch_s, self._free_s)
         trained = begin + self._system.train_s
         done = trained + self._system.snapshot_s
         blocked = self._system.push_s if self._system.push == "blocking" else 0.0
-        self._note("wait_data", self._free_s, begin, train.step)
+        validated = min(self._free_s + train.validated_s, begin)
+        self._note("eval", self._free_s, validated, train.step)
+        self._note("wait_data", validated, begin, train.step)
         self._note("fwd_bwd", begin, trained, train.step)
         self._note("push_exposed", trained, done + blocked, train.step + 1)
         self._free_s = done + blocked

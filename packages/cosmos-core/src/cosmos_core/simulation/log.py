@@ -31,10 +31,11 @@ Activity = Literal[
 ]
 """The first six are a policy replica's, the others a rollout replica's.
 
-``idle_no_work`` holds no group although one may be given out, ``gated_staleness`` holds none since
-none may; ``paused_for_weights`` waits for a transfer, ``swap`` puts its result in place. With
-``env_wait`` it decodes nothing since samples wait for their environment, whatever else it holds;
-with ``reward_wait`` all that it holds waits for rewards.
+``eval`` measures on held-out data, or waits for the validation before the first step.
+``idle_no_work`` holds no group: it is on its way, or there is none yet; ``gated_staleness`` holds
+none since admission withholds it. ``paused_for_weights`` waits for a transfer, ``swap`` puts its
+result in place. With ``env_wait`` it decodes nothing since samples wait for their environment,
+whatever else it holds; with ``reward_wait`` all that it holds waits for rewards.
 """
 
 
@@ -99,7 +100,12 @@ _ENCODER = msgspec.json.Encoder()
 def write_log(path: Path, records: Iterable[LogRecord]) -> None:
     """Append records to a file."""
     with path.open("ab") as file:
-        file.writelines(_ENCODER.encode(record) + b"\n" for record in records)
+        file.write(encode_log(records))
+
+
+def encode_log(records: Iterable[LogRecord]) -> bytes:
+    """Return records as lines."""
+    return b"".join(_ENCODER.encode(record) + b"\n" for record in records)
 
 
 def read_log(paths: Sequence[Path]) -> list[LogRecord]:

@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from cosmos_core.control import Controller, ControllerConfig
+from cosmos_core.control.state import ReplicaState
 from cosmos_core.errors import CosmosError
 from cosmos_core.messages import Command, Event, ReplicaLeft
 from cosmos_core.simulation.engine import SimulatedRollout, World
@@ -88,6 +89,8 @@ class _Simulation:
             self._note_depths(moment_s)
             self.now = moment_s
             call()
+        for replica in self._controller.state.rollouts():
+            self._end(replica)
         self.record(self._depths())
         return self._log
 
@@ -125,6 +128,13 @@ class _Simulation:
             replica = SimulatedRollout(name, self._system, seat)
         self._present[name] = replica, seat
         replica.begin()
+
+    def _end(self, known: ReplicaState) -> None:
+        """Have a rollout replica account for the time until now, whatever is withheld from it."""
+        replica, _ = self._present.get(known.name, (None, None))
+        if isinstance(replica, SimulatedRollout):
+            empty_s = self.now - known.empty_since_s if known.empty_since_s >= 0 else 0.0
+            replica.end(withheld_s=empty_s)
 
     def _deliver(self, name: str, command: Command) -> None:
         if name in self._present:

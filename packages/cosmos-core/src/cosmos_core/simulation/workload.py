@@ -9,7 +9,10 @@ from cosmos_core.control import ControllerConfig
 
 CONTROLLER, POLICY = "controller", "policy-0"
 _GROUPS_OF_A_MEAN = 512
-_TIMES = ("train_s", "push_s", "swap_s", "snapshot_s", "message_s", "score_s", "environment_s")
+_TIMES = (
+    *("train_s", "fetch_s", "push_s", "swap_s", "snapshot_s"),
+    *("message_s", "score_s", "environment_s"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +114,7 @@ class SystemConfig:
         speed: of each engine.
         lengths: of responses.
         train_s: seconds of an optimizer step.
+        fetch_s: seconds from the order to take a step until its samples are there.
         push_s: seconds from the order to load a version until it is there.
         push: ``staged`` transfers while both sides work; under ``blocking`` the engine stands
             still and the policy starts no step until the transfer is over.
@@ -128,6 +132,7 @@ class SystemConfig:
     speed: EngineSpeed = field(default_factory=EngineSpeed)
     lengths: LengthConfig = field(default_factory=LengthConfig)
     train_s: float = 1.0
+    fetch_s: float = 0.0
     push_s: float = 0.0
     push: Literal["staged", "blocking"] = "staged"
     swap_s: float = 0.0
