@@ -21,7 +21,8 @@ def test_real_runs_keep_the_bound_and_give_what_their_simulation_gives(tmp_path:
         assert real["dropped"] == 0
         assert 0 <= real["policy_idle"] < 1
         assert 0 < real["swap_ms"]["p50"] <= real["swap_ms"]["max"]
-        assert 0 < real["no_work"] < 1, "a group is on its way for some time"
+        assert 0 <= real["no_work"] < 1, "an engine that is ahead may never be empty"
+    assert synchronous["real"]["no_work"] > 0, "a group is on its way for some time"
     for told in (synchronous["real"], synchronous["predicted"]):
         assert told["withheld"] > 0.2, "engines are empty while the learner trains"
     assert synchronous["real"]["step_s"] > default["predicted"]["step_s"]
