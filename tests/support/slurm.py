@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ CredType=cred/none
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
+JobRequeue=0
 SlurmdParameters=config_overrides
 {addresses}
 MailProg=/bin/true
@@ -61,11 +63,13 @@ class Slurm:
     Attributes:
         machines: of it; the first one has the controller, and scripts run on it.
         folder: of its configuration, state and logs.
+        spool: where machines keep what they run; its path is short, as they make sockets in it.
         daemons: one controller, and one for each machine.
     """
 
     machines: Sequence[Machine]
     folder: Path
+    spool: Path
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def sbatch(self, script: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -86,7 +90,7 @@ class Slurm:
         head = self.machines[0]
         self._daemon(head, "slurmctld", "-D")
         for machine in self.machines:
-            (self.folder / f"spool-{machine.name}").mkdir()
+            (self.spool / machine.name).mkdir()
             self._daemon(machine, "slurmd", "-D", "-N", machine.name)
         wanted = f"idle {len(self.machines)}"
         deadline = time.monotonic() + _DEADLINE_S
@@ -155,9 +159,14 @@ def slurm(count: int, folder: Path, network: str) -> Generator[Slurm]:
         network: beginning of the machines' addresses.
     """
     (folder / "state").mkdir(parents=True)
-    with machines(count, network=network) as made:
-        _configure(folder, made, network)
-        cluster = Slurm(machines=made, folder=folder)
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True
+        ) as spool,
+        machines(count, network=network) as made,
+    ):
+        cluster = Slurm(machines=made, folder=folder, spool=Path(spool))
+        _configure(cluster, network)
         try:
             cluster.start()
             yield cluster
@@ -165,7 +174,8 @@ def slurm(count: int, folder: Path, network: str) -> Generator[Slurm]:
             cluster.stop()
 
 
-def _configure(folder: Path, made: Sequence[Machine], network: str) -> None:
+def _configure(cluster: Slurm, network: str) -> None:
+    folder, made = cluster.folder, cluster.machines
     each = (
         f"SocketsPerBoard=1 CoresPerSocket={_NUM_CORES} ThreadsPerCore=1 RealMemory=16000 "
         f"Gres=gpu:{_NUM_GPUS}"
@@ -173,6 +183,7 @@ def _configure(folder: Path, made: Sequence[Machine], network: str) -> None:
     text = _CONFIGURATION.format(
         head=made[0],
         folder=folder,
+        spool=cluster.spool,
         addresses="CommunicationParameters=EnableIPv6,DisableIPv4" if network == IPV6 else "",
         nodes="\n".join(f"NodeName={m.name} NodeAddr={m.address} {each}" for m in made),
     )
