@@ -8,14 +8,14 @@ choice of victims: controller, policy, a rollout, its engine's process (vLLM's; 
 has none), a reward worker or the Redis server. Every few seconds one is killed with signal 9, or
 stopped for good, which is to hang, also while the last one is being started again. The launcher
 restarts what died and ends what hangs; a rollout does so with its reward workers. A run passes if
-it reaches its step count, every step was committed exactly once in the end, the books balance with
-nothing dropped and nothing in flight, no sample was trained on twice or lost: consumed = steps x
-groups, each end of Redis was seen, and no more samples failed than reward workers were hit. Every
-other run is synchronous. What it trains on is then determined, so its final weights have to be
-those of the same run without a kill, bit for bit: a sample that is lost, doubled or out of order
-would show. (They are not compared with vLLM, whose log-probs depend on the batch, nor where a
-reward failed because its worker was hit just then.) With --json an interrupted soak goes on after
-it.
+it reaches its step count, every step was committed, the books balance with nothing dropped and
+nothing in flight, each end of Redis was seen, and no more samples failed than reward workers were
+hit. No sample may be lost or trained on twice: what the policy itself wrote down of each step, as
+it was taken last, has to be every group that was issued, once, in equal shares. Every other run is
+synchronous. What it trains on is then determined, so its final weights have to be those of the same
+run without a kill, bit for bit: a sample that is out of order would show. (They are not compared
+with vLLM, whose log-probs depend on the batch, nor where a reward failed because its worker was hit
+just then.) With --json an interrupted soak goes on after it.
 """
 
 import argparse
@@ -35,14 +35,14 @@ from typing import Any
 
 import psutil
 from measure import end_on_sigterm, pids_of
+from soak_judge import GROUPS, judge, judge_others, judge_samples
 
 from cosmos_app.event_log import parse_events
-from cosmos_core.metrics import read_metrics
+from cosmos_core.simulation import StepTaken, read_log
 
 ROOT = Path(__file__).resolve().parent.parent
 # How often each is chosen: a policy takes longest to come back, and nothing else is hit meanwhile.
 VICTIMS = {"controller": 3, "policy": 1, "rollout": 2, "engine": 2, "reward": 3, "redis": 2}
-GROUPS = 4
 _LONGEST_START_S = 300.0
 _POLL_S = 0.2
 _KILLS_WITHOUT_A_STEP = 8
@@ -194,7 +194,13 @@ class Soak:
             return [f"exit code {self._process.returncode}"]
         report: dict[str, Any] = json.loads((self.output / "report.json").read_text())
         self.soaked.failed = sum(report["failures"].values())
-        return [*judge(self.output, report, self.soaked.steps), *judge_others(report, self._kills)]
+        steps, files = self.soaked.steps, sorted((self.output / "spans").glob("policy-*.jsonl"))
+        taken = [record for record in read_log(files) if isinstance(record, StepTaken)]
+        return [
+            *judge(self.output, report, steps),
+            *judge_samples(taken, report["books"]["issued"], steps),
+            *judge_others(report, self._kills),
+        ]
 
     def _living(self, victim: str) -> list[int]:
         if victim == "redis":
@@ -262,35 +268,6 @@ def processes_below(rollout: int, title: str) -> list[int]:
         return [each.pid for each in below if title in " ".join(each.cmdline())]
     except psutil.NoSuchProcess:
         return []
-
-
-def judge(output: Path, report: dict[str, Any], steps: int) -> list[str]:
-    """Return what is wrong with the steps and the books of a run that has ended."""
-    books = report["books"]
-    problems: list[str] = []
-    committed = {r.step for r in read_metrics(output / "metrics.jsonl") if r.role == "controller"}
-    if committed != set(range(steps)):
-        problems.append(f"steps {sorted(set(range(steps)) - committed)} were never committed")
-    if books["consumed"] != steps * GROUPS:
-        problems.append(f"{books['consumed']} groups were trained on, not {steps * GROUPS}")
-    if dropped := {reason: count for reason, count in books["dropped"].items() if count}:
-        problems.append(f"groups were dropped: {dropped}")
-    if in_flight := {stage: count for stage, count in books["in_flight"].items() if count}:
-        problems.append(f"groups are still in flight: {in_flight}")
-    if books["issued"] != books["consumed"] + sum(dropped.values()) + sum(in_flight.values()):
-        problems.append(f"the books do not balance: {books}")
-    return problems
-
-
-def judge_others(report: dict[str, Any], kills: Counter[str]) -> list[str]:
-    """Return what is wrong with what became of Redis and of the rewards."""
-    problems: list[str] = []
-    ends = sum(incident["name"] == "redis" for incident in report["incidents"])
-    if ends > kills["redis"] or bool(ends) != bool(kills["redis"]):
-        problems.append(f"Redis ended {ends} times and was hit {kills['redis']} times")
-    if sum(report["failures"].values()) > kills["reward"]:
-        problems.append(f"{report['failures']} with {kills['reward']} reward workers hit")
-    return problems
 
 
 def weights_of(output: Path) -> dict[str, bytes]:

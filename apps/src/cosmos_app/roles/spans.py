@@ -139,7 +139,7 @@ class PolicyTime:
         self._note("optim", ended_s - publish_s, train.step)
         self._note("push_exposed", ended_s, train.step + 1)
         if self._diary is not None:
-            self._diary.took(step_taken(train, begun_s, ended_s))
+            self._diary.took(step_taken(train, begun_s, ended_s, with_keys=True))
         found = {"wait_s": wait_s, "optim_s": optim_s}
         found |= {"validate_s": validate_s} if validate_s else {}
         found |= {"save_s": saved_s} if (saved_s := self._apart_s["saving"]) else {}

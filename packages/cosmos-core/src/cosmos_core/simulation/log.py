@@ -64,13 +64,17 @@ class TrainedSample(msgspec.Struct, frozen=True, array_like=True):
     newest_version: int
 
 
-class StepTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An optimizer step and what it was taken on."""
+class StepTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """An optimizer step and what it was taken on.
+
+    In a run ``keys`` are those of the samples, each of which tells its group, attempt and sibling.
+    """
 
     step: int
     start_s: float
     end_s: float
     samples: tuple[TrainedSample, ...]
+    keys: tuple[str, ...] = ()
 
 
 class QueueDepths(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -119,12 +123,15 @@ def read_log(paths: Sequence[Path]) -> list[LogRecord]:
     ]
 
 
-def step_taken(train: Train, start_s: float, end_s: float) -> StepTaken:
-    """Return the record of a step that was ordered by ``train``."""
-    samples = tuple(
-        TrainedSample(ref.num_tokens, ref.oldest_version, ref.newest_version)
-        for group in train.groups
-        for ref in group
-        if ref.status == "completed"
+def step_taken(train: Train, start_s: float, end_s: float, *, with_keys: bool = False) -> StepTaken:
+    """Return the record of a step that was ordered by ``train``, with the samples' keys or not."""
+    refs = [ref for group in train.groups for ref in group if ref.status == "completed"]
+    return StepTaken(
+        step=train.step,
+        start_s=start_s,
+        end_s=end_s,
+        samples=tuple(
+            TrainedSample(ref.num_tokens, ref.oldest_version, ref.newest_version) for ref in refs
+        ),
+        keys=tuple(ref.key for ref in refs) if with_keys else (),
     )
-    return StepTaken(step=train.step, start_s=start_s, end_s=end_s, samples=samples)
