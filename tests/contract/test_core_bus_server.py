@@ -22,6 +22,27 @@ def test_a_busy_port_is_answered_with_the_log_of_the_server(server, tmp_path) ->
         RedisServer.start(tmp_path, port=server.port)
 
 
+def test_a_busy_port_is_named_before_a_server_is_begun(server) -> None:
+    for host in ("127.0.0.1", "127.0.0.2"):  # a server of other hosts has the loopback's port too
+        with pytest.raises(ServerStartError, match=rf"{host}' port {server.port}: .* in use"):
+            RedisServer.check_place(port=server.port, host=host)
+    RedisServer.check_place()
+
+
+def test_the_port_of_a_server_that_will_be_stopped_first_is_not_busy(tmp_path) -> None:
+    left = RedisServer.start(tmp_path / "left")
+    other = RedisServer.start(tmp_path / "other")
+    try:
+        RedisServer.check_place(port=left.port, predecessor=tmp_path / "left")
+        for predecessor in (tmp_path / "other", tmp_path / "none", None):
+            with pytest.raises(ServerStartError, match="in use"):
+                RedisServer.check_place(port=left.port, predecessor=predecessor)
+    finally:
+        left.stop()
+        other.stop()
+    RedisServer.check_place(port=left.port)
+
+
 @pytest.mark.parametrize(("host", "in_url"), [("127.0.0.2", "127.0.0.2"), ("::1", "[::1]")])
 def test_a_server_for_other_machines_wants_its_password_there_too(tmp_path, host, in_url) -> None:
     server = RedisServer.start(tmp_path, host=host)
@@ -39,6 +60,8 @@ def test_a_server_for_other_machines_wants_its_password_there_too(tmp_path, host
 def test_an_address_of_no_interface_of_this_machine_is_named(tmp_path, host) -> None:
     with pytest.raises(ServerStartError, match=f"cannot listen at '{host}'"):
         RedisServer.start(tmp_path, host=host)
+    with pytest.raises(ServerStartError, match=f"cannot listen at '{host}'"):
+        RedisServer.check_place(host=host)
 
 
 def test_a_server_left_behind_is_stopped_before_its_data_is_used_again(tmp_path) -> None:

@@ -11,6 +11,7 @@ from real_runs import ROOT, SMALL, SUMS, Runner
 
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_core.bus import RedisServer
+from cosmos_core.rundir import RunDirectory
 
 
 def test_an_unknown_key_is_refused_with_a_suggestion(runner: Runner) -> None:
@@ -89,6 +90,7 @@ def test_a_missing_model_is_named_with_what_a_model_directory_is(runner: Runner)
     assert "no/such/model" in run.text
     assert "safetensors" in run.text
     assert "Traceback" not in run.text
+    assert not run.output.exists()
 
 
 def test_a_missing_data_file_is_named_and_leaves_nothing(runner: Runner) -> None:
@@ -106,6 +108,7 @@ def test_a_broken_data_line_is_named(runner: Runner, tmp_path: Path) -> None:
     assert run.finish() == 2
     assert f"{data}:2" in run.text
     assert "Traceback" not in run.text
+    assert not run.output.exists()
 
 
 def test_a_reward_that_is_not_there_is_named(runner: Runner, tmp_path: Path) -> None:
@@ -156,13 +159,15 @@ def test_a_warm_up_that_gets_no_further_ends_and_says_what_to_set(runner: Runner
     )
 
 
-def test_a_busy_port_is_named(runner: Runner) -> None:
+def test_a_busy_port_is_named_before_anything_is_written(runner: Runner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         run = runner.start(*SMALL, f"bus.port={port}")
         assert run.finish() == 1
-    assert str(port) in run.text
+    assert f"'127.0.0.1' port {port}: Address already in use" in run.text
+    assert "bus.port=0 any free one" in run.text
     assert "Traceback" not in run.text
+    assert not run.output.exists()
 
 
 def test_an_unreachable_redis_is_named_without_its_password(runner: Runner) -> None:
@@ -171,6 +176,38 @@ def test_an_unreachable_redis_is_named_without_its_password(runner: Runner) -> N
     assert "127.0.0.1:1" in run.text
     assert "secret" not in run.text
     assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said", "code"),
+    [
+        ("bus.port={port}", "port {port}: Address already in use", 1),
+        ("bus.url=redis://127.0.0.1:1/0", "no Redis answers at redis://127.0.0.1:1", 1),
+        ("model.path=no/such/model", "model.path=no/such/model: no such directory", 2),
+    ],
+)
+def test_what_a_run_cannot_go_on_with_leaves_it_as_it_was(
+    runner: Runner, changed: str, said: str, code: int
+) -> None:
+    """All looks come before its lock is taken, so that any stopped run will do."""
+    with RunDirectory.create(runner.folder / "run", config_json="{}", now_s=0.0) as stopped:
+        (stopped.checkpoints / "step-0").mkdir()
+        (stopped.checkpoints / "step-0" / "weights").write_bytes(b"days of work")
+    before = contents(stopped.path)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        run = runner.start(*SMALL, changed.format(port=port), flags=("--resume",))
+        assert run.finish() == code
+    assert said.format(port=port) in run.text
+    assert "Traceback" not in run.text
+    assert contents(stopped.path) == before
+    assert list(runner.folder.glob("run-*")) == []
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return what a directory has, to the last byte."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_password_that_is_wrong_or_missing_is_said_before_anything_is_written(

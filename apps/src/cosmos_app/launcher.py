@@ -76,7 +76,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
         NothingToResumeError: if it holds none and it was.
         DataError: if data or model cannot be used, or this machine has too few GPUs.
-        BusError: if the recipe's Redis server cannot be used.
+        BusError: if the recipe's Redis server cannot be used, or its own not have its port.
         ChildFailedError: if a process could not be kept alive.
         RunError: as of `require_all_done`, if it got no further.
         InterruptedRunError: after a clean stop before the last step.
@@ -86,7 +86,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     async with preloading(shared_by_replicas(recipe), environment(recipe), say) as preloaded:
         require_trainable_engine(recipe.rollout)
         check_inputs(recipe)
-        await require_server(recipe.bus)
+        await require_server(recipe.bus, recipe.output if resume else None)
         if not recipe.launch.external:
             _tell_devices(recipe, console)
         with open_run(recipe, console, resume=resume) as run:

