@@ -46,6 +46,28 @@ def test_degrees_that_do_not_divide_the_model_to_be_built_are_refused_before_any
     assert not run.output.exists()
 
 
+@pytest.mark.parametrize("kind", ["sums", "sft"])
+def test_degrees_that_do_not_multiply_to_the_ranks_are_refused_before_anything_is_written(
+    runner: Runner, kind: str
+) -> None:
+    divided = ("policy.ranks=3", "policy.parallel.tp=2")
+    run = runner.start(*divided, recipe=ROOT / "configs" / f"{kind}.toml")
+    assert run.finish() == 2
+    assert "3 ranks cannot be divided by tp 2" in run.text
+    assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
+def test_workers_of_an_engine_that_do_not_divide_the_heads_are_refused_before_anything_is_written(
+    runner: Runner,
+) -> None:
+    run = runner.start(*SMALL, "rollout.engine={kind='vllm', tensor_parallel=3}")
+    assert run.finish() == 2
+    assert "rollout.engine.tensor_parallel is 3, which does not divide the model's 2" in run.text
+    assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
 def too_long(path: Path) -> str:
     """Write prompts of 41 tokens, each a character and what begins a text; return the setting."""
     rows = [{"prompt": f"{number:040}", "answer": "1"} for number in range(200)]
@@ -97,6 +119,21 @@ def test_a_missing_data_file_is_named_and_leaves_nothing(runner: Runner) -> None
     run = runner.start(*SMALL, "data.path=no/such.jsonl")
     assert run.finish() == 2
     assert "no/such.jsonl" in run.text
+    assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("kind", ["sums", "sft", "dpo"])
+def test_a_data_directory_that_is_missing_or_empty_is_named_and_leaves_nothing(
+    runner: Runner, tmp_path: Path, kind: str, is_there: bool
+) -> None:
+    data = tmp_path / "my-data"
+    if is_there:
+        data.mkdir()
+    run = runner.start(f"data.path={data}", recipe=ROOT / "configs" / f"{kind}.toml")
+    assert run.finish() == 2
+    assert str(data) in run.text
     assert "Traceback" not in run.text
     assert not run.output.exists()
 
