@@ -99,6 +99,7 @@ def refused(root, command, recipe, changes, code=2):
 
 WAN = "model={root}/wan sampler.height=32 sampler.width=32"
 SHARDS = "data.kind=shards data.index={root}/index"
+DDRL = "algorithm.kind=ddrl sampler.num_steps=3 data.kind=images"
 FILE = "as {root}/file is a file"
 
 
@@ -179,6 +180,13 @@ def test_check_refuses_what_cannot_run(root, recipe, changes, said):
     [
         ("rl.toml", "output={root}/file", "output: {root}/file cannot be a directory"),
         ("sft.toml", "cache={root}/file/here", "cache: {root}/file/here cannot be a directory"),
+        ("sft.toml", "data.path=/nowhere", "/nowhere is not a directory"),
+        ("sft.toml", "data.path={root}/empty", "empty is an empty directory"),
+        ("sft.toml", f"{SHARDS} data.path={{root}}/empty", "there is no shard at {root}/empty"),
+        ("sft.toml", f"{SHARDS} data.path=/nowhere", "/nowhere is not there"),
+        ("rl.toml", f"{DDRL} data.path=/nowhere", "/nowhere is not a directory"),
+        ("rl.toml", "prompts={root}/no/such/folder", "there is no file of prompts"),
+        ("rl.toml", "prompts={root}/empty", "has none of train_metadata.jsonl"),
         ("rl.toml", "model={root}/torn", "is no whole file of weights"),
         ("rl.toml", "upload.url=nonsense://a", "Protocol not known"),
         ("rl.toml", "parallel.dp_shard=3", "makes 3 ranks, but the replica has 1"),

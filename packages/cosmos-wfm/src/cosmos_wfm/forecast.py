@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
-from cosmos_wfm.captions import ImageCaptionsConfig
 from cosmos_wfm.context import check_context
 from cosmos_wfm.denoiser import float32_modules
 from cosmos_wfm.drawing import SamplerConfig
-from cosmos_wfm.errors import CaptionDataError, WfmConfigError
+from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.families.shared import check_wan_vae
 from cosmos_wfm.loading import check_directory, load_outline
 from cosmos_wfm.places import check_writable
@@ -22,10 +21,9 @@ from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.rewards import check_prompts, weighted_reward
 from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.sft import DiffusionSftConfig
-from cosmos_wfm.training_data import check_sizes, sizes_of
+from cosmos_wfm.training_data import check_data_there, check_sizes, sizes_of
 from cosmos_wfm.tuning import recompute_blocks
 from cosmos_wfm.uploads import check_upload
-from cosmos_wfm.videos import VideoCaptionsConfig
 
 _FLOAT32_BYTES = 4
 _MIB = 1 << 20
@@ -93,7 +91,7 @@ def check_files(config: Recipe) -> None:
     Raises:
         PipelineError: if the model is no pipeline.
         WfmConfigError: if there are no such prompts, or a directory cannot be written to.
-        CaptionDataError: if there is no such directory of data.
+        CaptionDataError: if there is no such directory of data, nothing in it, or no shard.
     """
     _check_places(config)
     check_directory(Path(config.model))
@@ -101,9 +99,8 @@ def check_files(config: Recipe) -> None:
         read_prompts(Path(config.prompts), config.groups_per_step)
     if config.validation is not None:
         config.validation.with_prompts()
-    data = config.data
-    if isinstance(data, ImageCaptionsConfig | VideoCaptionsConfig) and not Path(data.path).is_dir():
-        raise CaptionDataError(f"{data.path} is not a directory")
+    if config.data is not None:
+        check_data_there(config.data)
 
 
 def _check_places(config: Recipe) -> None:

@@ -299,6 +299,21 @@ def expand_ranges(path: str) -> list[str]:
     return [whole for number in numbers for whole in expand_ranges(head + number + tail)]
 
 
+def check_first_shard(path: str) -> None:
+    """Look whether the first shard of a path is there, without reading it.
+
+    Raises:
+        CaptionDataError: if there is none, or no driver for such addresses.
+    """
+    files, first = _locations(path)[0]
+    try:
+        is_there = bool(files.exists(first))
+    except (ImportError, ValueError, OSError) as error:
+        raise CaptionDataError(f"shards at {path}: {error}") from error
+    if not is_there:
+        raise CaptionDataError(f"there is no shard at {path}: {first} is not there")
+
+
 def _locations(path: str) -> list[tuple[Any, str]]:
     """Return file system and path of each shard.
 

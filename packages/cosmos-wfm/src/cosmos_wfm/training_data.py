@@ -1,15 +1,17 @@
 """The data of a run: which kinds there are, opened by all ranks, and what of it was left out."""
 
+import os
 from pathlib import Path
 
 from cosmos_parallel import TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.caption_data import CaptionData
 from cosmos_wfm.captions import ImageCaptionsConfig
+from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.families.shared import check_pixels
 from cosmos_wfm.mock_data import MockCaptionsConfig
 from cosmos_wfm.prompt_lengths import MOST_LOOKED_AT, say_what_is_cut
-from cosmos_wfm.shards import ShardCaptionsConfig
+from cosmos_wfm.shards import ShardCaptionsConfig, check_first_shard
 from cosmos_wfm.videos import VideoCaptionsConfig
 
 DataConfig = ImageCaptionsConfig | VideoCaptionsConfig | ShardCaptionsConfig | MockCaptionsConfig
@@ -33,6 +35,24 @@ def open_data(
         say_what_is_cut(adapter, first.captions(MOST_LOOKED_AT), "captions")
     mesh.barrier()
     return first if first is not None else config.build()
+
+
+def check_data_there(config: DataConfig) -> None:
+    """Refuse data that is not there at all: a look that takes no time, and reads no sample.
+
+    Raises:
+        CaptionDataError: if there is no such directory, nothing in it, or no shard.
+    """
+    if isinstance(config, MockCaptionsConfig):
+        return
+    if isinstance(config, ShardCaptionsConfig):
+        check_first_shard(config.path)
+        return
+    if not Path(config.path).is_dir():
+        raise CaptionDataError(f"{config.path} is not a directory")
+    with os.scandir(config.path) as entries:
+        if next(entries, None) is None:
+            raise CaptionDataError(f"{config.path} is an empty directory")
 
 
 def check_sizes(config: DataConfig, adapter: DiffusionModelAdapter) -> None:
