@@ -88,6 +88,16 @@ def test_a_reward_that_gives_no_sample_a_number_ends_the_run_with_its_name(
                 "go on with --resume",
             ),
         ),
+        (
+            "nan",
+            "endurance.failing_s=5",
+            1,
+            (
+                "nothing but failures for ",
+                "the last with: reward moody: ValueError: the reward is nan",
+                "go on with --resume",
+            ),
+        ),
     ],
 )
 def test_a_run_that_gets_no_further_ends_with_a_checkpoint_that_goes_on(
