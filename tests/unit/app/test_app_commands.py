@@ -17,34 +17,25 @@ from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import load_recipe
 from cosmos_app.recipes import load_any_recipe
 from cosmos_app.report import curve
+from cosmos_app.wfm.commands import wfm
 from cosmos_core.config import config_to_json
 from cosmos_core.rundir import RunDirectory
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 QUICKSTART, SUMS = CONFIGS / "quickstart.toml", CONFIGS / "sums.toml"
-COMMANDS = (
-    "run",
-    "controller",
-    "policy",
-    "rollout",
-    "check",
-    "status",
-    "replay",
-    "export",
-    "doctor",
-    "evaluate",
-    "explain",
-    "models",
-)
+COMMANDS = [
+    *((name,) for name in sorted(main.commands)),
+    *(("wfm", name) for name in sorted(wfm.commands)),
+]
 
 
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_says_more_than_its_options(command: str) -> None:
-    result = call(command, "--help")
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_of_a_command_says_more_than_its_options(command: tuple[str, ...]) -> None:
+    result = call(*command, "--help")
     assert result.exit_code == 0
     assert len(result.output.split("Options:")[0].splitlines()) >= 4
 
