@@ -1,5 +1,6 @@
 """What a cluster is handed: scripts and manifests as they are, and what scripts really start."""
 
+import os
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from cosmos_app.cli import main
 from cosmos_app.clusters.placement import place
 from cosmos_app.recipe import load_recipe
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 GOLDEN = Path(__file__).parent / "golden"
 RECIPE = """\
 output = "runs/big"
@@ -351,3 +353,35 @@ def test_a_cluster_whose_tool_is_not_here_leaves_the_file(
     assert result.exit_code == 1
     assert "sbatch is not on this machine; runs/big.sbatch is written" in result.output
     assert (folder / "runs" / "big.sbatch").exists()
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_jobset_is_written_and_applied_and_the_code_of_kubectl_is_the_commands(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    kubectl = folder / "bin" / "kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {folder}/given\nexit {code}\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(kubectl.parent), prepend=os.pathsep)
+    result = CliRunner().invoke(main, ["run", "recipe.toml", "--launcher", "kubernetes"])
+    assert result.exit_code == code, result.output
+    assert (folder / "given").read_text().split() == ["apply", "-f", "runs/big.yaml"]
+    assert (folder / "runs" / "big.yaml").read_text() == rendered("kubernetes")
+    assert ("submitted runs/big.yaml" in result.output) == (code == 0)
+    assert not (folder / "runs" / "big").exists(), "the run makes its directory where it starts"
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("recipe", ["sft", "dpo", "distillation", "reward_model", "wfm/sd3_nft"])
+def test_recipes_without_rollout_replicas_are_not_handed_to_a_cluster(
+    tmp_path: Path, launcher: str, recipe: str
+) -> None:
+    output = tmp_path / "run"
+    words = ["run", str(CONFIGS / f"{recipe}.toml"), f"output={output}", "--launcher", launcher]
+    for flags in ((), ("--dry-run",)):
+        result = CliRunner().invoke(main, [*words, *flags])
+        assert result.exit_code == 2, result.output
+        said = f"--launcher {launcher} runs recipes of kind 'rl'; use torchrun for others"
+        assert said in " ".join(result.output.split())
+    assert list(tmp_path.iterdir()) == []
