@@ -9,6 +9,7 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
 from engines_forked import engine_environment, may_fork  # noqa: E402
+from number_tokens import Numbers  # noqa: E402
 from paced_steps import PACED, Steps  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 
@@ -41,19 +42,6 @@ def slow(sample):
         file.write(f"{{begun}} {{time.monotonic()}}\\n")
     return 0.5
 """
-
-
-class Numbers:
-    """A tokenizer of numbers separated by blanks."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [int(number) for number in text.split()]
-
-    def decode(self, token_ids, *, skip_special_tokens: bool) -> str:
-        return " ".join(map(str, token_ids))
-
-    def apply_chat_template(self, conversation, *, add_generation_prompt: bool, tokenize: bool):
-        return conversation[-1]["content"]
 
 
 @pytest.fixture
