@@ -360,6 +360,16 @@ async def test_a_short_answer_does_not_wait_for_a_long_one(subject):
     assert order == ["short", "long"]
 
 
+async def test_a_short_answer_asked_for_while_a_long_one_is_given_does_not_wait_for_it(subject):
+    engine = subject.engine
+    long = asyncio.create_task(one(engine, ask("long", temperature=0.0, max_new_tokens=240)))
+    await tokens_flow(engine, 5)
+    short = await one(engine, ask("short", (8, 3, 5), temperature=0.0, max_new_tokens=2))
+    assert len(short.token_ids) == 2
+    assert not long.done()
+    assert len((await long).token_ids) == 240
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
 async def test_logprobs_are_those_of_the_distribution_sampled_from(subject, temperature):
     request = ask("r", temperature=temperature, max_new_tokens=40, seed=3)

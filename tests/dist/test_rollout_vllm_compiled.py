@@ -13,6 +13,7 @@ pytest.importorskip("cosmos_weightsync")
 
 from capabilities import needs  # noqa: E402
 from engines_forked import engine_environment, may_fork  # noqa: E402
+from over_versions import logits_over_versions  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 
 from cosmos_rollout import (  # noqa: E402
@@ -34,6 +35,7 @@ pytestmark = [
     needs("no-gpu", not torch.cuda.is_available()),
 ]
 PROMPT = (5, 9, 33, 12, 7)
+NUM_NEW = 200
 
 
 def build(version: int) -> torch.nn.Module:
@@ -53,27 +55,37 @@ def compiled_into(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 async def sampled(engine: RolloutEngine) -> GeneratedSample:
-    sampling = Sampling(max_new_tokens=40, seed=7)
+    sampling = Sampling(max_new_tokens=NUM_NEW, seed=7)
     request = GenerationRequest(request_id="r", prompt_token_ids=PROMPT, sampling=sampling)
     async with asyncio.timeout(300):
         (sample,) = [sample async for sample in engine.generate([request])]
     return sample
 
 
-@torch.no_grad()
+async def begun(engine: RolloutEngine) -> None:
+    """Wait for a tenth of a response."""
+    enough = engine.num_tokens_generated + NUM_NEW // 10
+    async with asyncio.timeout(300):
+        while engine.num_tokens_generated < enough:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.001)
+
+
 def deviation(sample: GeneratedSample) -> float:
-    """The largest difference of log-probs from those of the version that sampled them."""
-    ids = torch.tensor([[*PROMPT, *sample.token_ids.tolist()]])
-    (span,) = sample.versions
-    rows = torch.log_softmax(build(span.version)(ids).logits[0, len(PROMPT) - 1 : -1], dim=-1)
-    expected = rows.gather(1, ids[0, len(PROMPT) :, None])[:, 0]
+    """The largest difference of log-probs from those of the versions that sampled them."""
+    ids = [*PROMPT, *sample.token_ids.tolist()]
+    table = torch.log_softmax(logits_over_versions(build, "keep", ids, sample.versions), dim=-1)
+    expected = table.gather(1, torch.tensor(sample.token_ids[:, None]).long())[:, 0]
     return float(np.abs(expected.numpy() - sample.logprobs).max())
 
 
 @pytest.mark.parametrize("compiled", ["yes", "auto"])
-async def test_an_engine_on_a_cpu_compiles_if_it_is_asked_to(compiled, compiled_into, tmp_path):
+async def test_an_engine_on_a_cpu_compiles_if_it_is_asked_to_and_goes_on_by_new_weights(
+    compiled, compiled_into, tmp_path
+):
     build(0).save_pretrained(tmp_path / "model")
-    config = VLLMConfig(dtype="float32", context_length=256, kv_cache_mib=16, compiled=compiled)
+    config = VLLMConfig(
+        dtype="float32", context_length=256, kv_cache_mib=16, progress_tokens=1, compiled=compiled
+    )
     setup = EngineSetup(
         model_path=tmp_path / "model",
         weight_client=lambda llm, kv: VLLMWeightClient(llm, kv_cache=kv, salted=True),
@@ -85,7 +97,12 @@ async def test_an_engine_on_a_cpu_compiles_if_it_is_asked_to(compiled, compiled_
         assert deviation(await sampled(engine)) < 1e-3
         with WeightSender(shards_of(build(1))) as sender:
             sender.publish(1)
+            answering = asyncio.create_task(sampled(engine))
+            await begun(engine)
             await engine.load_version(1, [sender.endpoint])
+        over_both = await answering
+        assert [span.version for span in over_both.versions] == [0, 1]
+        assert deviation(over_both) < 1e-3
         assert deviation(await sampled(engine)) < 1e-3
     finally:
         await engine.aclose()

@@ -6,8 +6,10 @@ them away, and computes their keys and values anew when there is room again.
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ pytest.importorskip("cosmos_weightsync")
 
 from engines_forked import engine_environment, may_fork  # noqa: E402
 from over_versions import logits_over_versions  # noqa: E402
+from paced_steps import PACED, Steps  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 
 from cosmos_rollout import (  # noqa: E402
@@ -43,6 +46,7 @@ PROMPT = (5, 9, 33, 12, 7)
 COUNT, NUM_NEW = 6, 400
 CACHED = (1 << 20) // (2 * 2 * 2 * 32 * 4)
 """Tokens of which 1 MiB holds keys and values: 2 layers, 2 heads of 32 numbers, float32."""
+STEP_S, TRANSFER_S = 0.02, 0.5
 # Attention in float32 is computed in TF32 on GPUs.
 NEAR = 1e-2 if torch.cuda.is_available() else 1e-3
 
@@ -52,11 +56,29 @@ def build(version: int) -> torch.nn.Module:
 
 
 @dataclass
+class Ordered:
+    """Passes calls on to vLLM; notes when it was asked to stop, and when it had."""
+
+    llm: Any
+    stops: list[tuple[float, float]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.llm, name)
+
+    async def pause_generation(self, **how: Any) -> None:
+        ordered = time.monotonic()
+        await self.llm.pause_generation(**how)
+        self.stops.append((ordered, time.monotonic()))
+
+
+@dataclass
 class World:
     kv: str
     engine: RolloutEngine
     trained: torch.nn.Module
     sender: WeightSender
+    steps: Steps
+    ordered: list[Ordered]
 
     async def publish(self, version: int) -> None:
         self.trained.load_state_dict(build(version).state_dict())
@@ -90,10 +112,17 @@ async def world(request, tmp_path_factory) -> AsyncIterator[World]:
         prefix_caching=request.param == "recompute",
         progress_tokens=1,
     )
+    steps, ordered = Steps(tmp_path_factory.mktemp("steps")), []
+    os.environ.update(steps.environment)
+
+    def client(llm, kv) -> VLLMWeightClient:
+        ordered.append(Ordered(llm))
+        return VLLMWeightClient(ordered[-1], kv_cache=kv, salted=True)
+
     setup = EngineSetup(
         model_path=path,
-        weight_client=lambda llm, kv: VLLMWeightClient(llm, kv_cache=kv, salted=True),
-        engine_arguments=engine_arguments(),
+        weight_client=client,
+        engine_arguments={**engine_arguments(), "logits_processors": [PACED]},
         may_fork=may_fork(),
     )
     engine = await config.build(setup)
@@ -101,7 +130,7 @@ async def world(request, tmp_path_factory) -> AsyncIterator[World]:
         sender.publish(1)
         await engine.load_version(1, [sender.endpoint])
         try:
-            yield World(request.param, engine, trained, sender)
+            yield World(request.param, engine, trained, sender, steps, ordered)
         finally:
             await engine.aclose()
             os.environ.clear()
@@ -145,15 +174,36 @@ async def test_preempted_requests_are_finished_with_the_weights_there_are_then(w
     assert 0 < num_anew < COUNT if world.kv == "keep" else num_anew == 0
 
 
-async def test_an_engine_stands_still_for_less_than_the_weights_take(world):
-    version = world.engine.weight_version + 1
-    loading = asyncio.create_task(world.engine.load_version(version, [world.sender.endpoint]))
-    await asyncio.sleep(1.0)
-    sampled = world.engine.num_tokens_generated
+async def test_an_engine_stands_still_for_the_commit_alone(world):
+    """Weights that are half a second under way stop it for no longer than those that are there."""
+    version, before = world.engine.weight_version, world.engine.num_tokens_generated
+    (orders,) = world.ordered
+    orders.stops.clear()
+    world.steps.pace(STEP_S)
     answering = asyncio.create_task(world.answer())
-    await until(lambda: world.engine.num_tokens_generated > sampled + 100)
-    await world.publish(version)
-    report = await loading
-    assert report.transfer_s > 1.0
-    assert 0.0 < report.stall_s < report.transfer_s / 2
+    await until(lambda: world.engine.num_tokens_generated > before + 100)
+    there, under_way = [], []
+    for _ in range(3):
+        version += 1
+        await world.publish(version)
+        report = await world.engine.load_version(version, [world.sender.endpoint])
+        there.append(report.stall_s)
+        version += 1
+        loading = asyncio.create_task(world.engine.load_version(version, [world.sender.endpoint]))
+        await asyncio.sleep(TRANSFER_S)
+        await world.publish(version)
+        report = await loading
+        assert report.transfer_s > TRANSFER_S
+        under_way.append(report.stall_s)
+    assert world.engine.num_running == COUNT  # all of it in the midst of them
+    world.steps.pace(0.0)
     assert len(await answering) == COUNT
+    assert 0.0 < min(under_way) < min(there) + TRANSFER_S / 5
+    sampled, stops = world.steps.sampled(), orders.stops
+    assert len(stops) == 6
+    late = [sum(ordered < at < stopped for at in sampled) for ordered, stopped in stops]
+    assert sorted(late)[4] <= 1, "an order finds a step under way, and no other is begun"
+    next_tokens = [
+        min(at for at in sampled if at > stopped) - ordered for ordered, stopped in stops
+    ]
+    assert min(next_tokens) < TRANSFER_S / 2, "what is computed anew is so in the next step"

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cosmos_weightsync")
 
 from engines_forked import engine_environment, may_fork  # noqa: E402
+from number_tokens import Numbers  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 
 from cosmos_app.recipe import WeightSyncConfig  # noqa: E402
@@ -65,19 +66,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 NUM_NEW = 250
-
-
-class Numbers:
-    """A tokenizer of numbers separated by blanks."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [int(number) for number in text.split()]
-
-    def decode(self, token_ids, *, skip_special_tokens: bool) -> str:
-        return " ".join(map(str, token_ids))
-
-    def apply_chat_template(self, conversation, *, add_generation_prompt: bool, tokenize: bool):
-        return conversation[-1]["content"]
 
 
 class OneForAll:

@@ -69,7 +69,7 @@ def load_environment():
 @pytest.fixture(params=["transformers", "vllm"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """One that stands still with its weights for a step, and one whose weights change in turns."""
-    if request.param == "vllm":
+    if request.param.startswith("vllm"):
         pytest.importorskip("vllm")
     return ENGINES[request.param]
 
@@ -96,8 +96,9 @@ def test_a_run_trains_on_what_was_said_to_tools_and_not_on_what_they_answered(
     assert answered > 10
 
 
+@pytest.mark.parametrize("engine", ["transformers", "vllm-tp2"], indirect=True)
 def test_a_run_plays_an_environment_of_gymnasium_and_is_paid_by_it(
-    runner: Runner, tmp_path: Path
+    runner: Runner, tmp_path: Path, engine: Engine
 ) -> None:
     """A lake of one row: 2 goes right, 0 left, 1 and 3 nowhere, and the end of it is worth 1."""
     pytest.importorskip("gymnasium")
@@ -112,7 +113,7 @@ def test_a_run_plays_an_environment_of_gymnasium_and_is_paid_by_it(
             place = min(2, place + 1) if move == 2 else max(0, place - (move == 0))
         return {"environment": float(place == 2)}
 
-    lake = Environment("rollout.environment.settings.desc=['SFG']", LAKE)
+    lake = Environment("rollout.environment.settings.desc=['SFG']", LAKE, engine)
     episodes = check(runner, tmp_path, lake, judge)
     assert all(turns[0].told.endswith(f"\n0{MODEL}") for turns in episodes)
 

@@ -36,6 +36,23 @@ def test_engines_serve_every_version_in_eight_bits(runner: Runner) -> None:
     assert_close_to_the_policy(run, 0.05, STEPS)
 
 
+def test_engines_go_on_in_eight_bits_when_a_version_comes_in_mid_response(runner: Runner) -> None:
+    """What is sampled ahead of training differs from it by its rounding as well, and by no more."""
+    run = runner.start(
+        *SMALL, "trainer.steps=4", "trainer.groups_per_step=16", "weight_sync.quantised=fp8",
+        "rollout.engine.kind=vllm", "rollout.engine.kv=recompute", "model.tiny.hidden_size=64",
+        "rollout.sampling.max_new_tokens=48", "rollout.slots=4",
+        "algorithm.objective.entropy_coefficient=0.5",
+        "learner.optimizer.lr=0.01", "staleness.depth=2", "staleness.bound=3",
+        "validation={before=false, after=false}",
+    )  # fmt: skip
+    assert run.finish(deadline_s=600.0) == 0, run.logs()
+    assert_balanced(run.report["books"])
+    assert run.report["switched"] > 0.0, "no version came in mid-response"
+    assert run.report["staleness"][1] >= 1
+    assert 1e-5 < run.report["mismatch"][0] < 0.05, "of tokens of the version trained on"
+
+
 def test_engines_serve_every_version_in_four_bits(runner: Runner) -> None:
     run = runner.start(
         *SMALL, "trainer.steps=2", "weight_sync.quantised=nvfp4",

@@ -58,23 +58,25 @@ class Engine:
     saved: range = range(0)
 
 
+_SWITCHING = (
+    "rollout.engine.kind=vllm",
+    "rollout.engine.kv=recompute",
+    "rollout.engine.dtype=float32",
+    "rollout.engine.context_length=256",
+    # new weights find turns under way, however slow the trainer is: their step is admitted
+    # before they come
+    "staleness.depth=2",
+    "staleness.bound=4",
+    "trainer.checkpoint_every=1",
+    "trainer.keep_checkpoints=100",
+    "learner.optimizer.lr=3e-3",
+    "learner.optimizer.schedule.num_warmup_steps=0",
+)
 ENGINES = {
     "transformers": Engine(),
-    "vllm": Engine(
-        (
-            "rollout.engine.kind=vllm",
-            "rollout.engine.kv=recompute",
-            # new weights find turns under way, however slow the trainer is: their step is admitted
-            # before they come
-            "staleness.depth=2",
-            "staleness.bound=4",
-            "trainer.checkpoint_every=1",
-            "trainer.keep_checkpoints=100",
-            "learner.optimizer.lr=3e-3",
-            "learner.optimizer.schedule.num_warmup_steps=0",
-        ),
-        steps=4,
-        saved=range(1, 5),
+    "vllm": Engine(_SWITCHING, steps=4, saved=range(1, 5)),
+    "vllm-tp2": Engine(
+        (*_SWITCHING, "rollout.engine.tensor_parallel=2"), steps=4, saved=range(1, 5)
     ),
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from over_versions import logits_over_versions
 from real_runs import Run
 
 from cosmos_core.trajectory import Trajectory
@@ -46,6 +47,14 @@ def reference_logprobs(
     own = torch.stack([per_version[int(versions[i])][i - 1, tokens[i]] for i in places])
     stale = torch.stack([per_version[first][i - 1, tokens[i]] for i in places])
     return own, stale
+
+
+def kept_logprobs(models: Mapping[int, torch.nn.Module], trajectory: Trajectory) -> torch.Tensor:
+    """Return log-probs of a single turn whose versions go on with keys and values of before."""
+    ids = trajectory.token_ids.tolist()
+    spans = [span for span in trajectory.versions if span.version >= 0]
+    table = torch.log_softmax(logits_over_versions(models.__getitem__, "keep", ids, spans), dim=-1)
+    return table.gather(1, torch.tensor(ids[-len(table) :])[:, None])[:, 0]
 
 
 def versions_of(trajectory: Trajectory) -> set[int]:

@@ -52,7 +52,7 @@ class RunReport:
             name none.
         policy_idle: share of the policy replicas' time spent waiting for data.
         rollout_idle: share of the rollout replicas' time with nothing to decode.
-        stall_ms: time generation stood still per weight commit: median and maximum.
+        stall_ms: time generation stood still per commit, before prefills anew: median, maximum.
         transfer_ms: time a weight version was on its way, generation going on: median, maximum.
         wire_mib: MiB that a load fetched from others, of adapters alone where they are trained:
             median and maximum.

@@ -136,7 +136,8 @@ class LoadReport:
     """A weight version that is now in use.
 
     ``transfer_s`` is how long it took to fetch, while generation went on; ``stall_s`` how long
-    generation stood still to put it in place.
+    generation stood still to put it in place. Keys and values that are to be computed anew are
+    computed after that, which is in neither.
     """
 
     version: int

@@ -115,7 +115,8 @@ class LoadTimes:
     Attributes:
         version: The version in use now; it may be newer than the one asked for.
         transfer_s: Staging, with generation going on.
-        stall_s: From asking for the pause to the return of resume: no token is sampled.
+        stall_s: From asking for the pause, which the step under way ends first, to the return of
+            resume; with ``"recompute"`` what is in flight is prefilled after it.
         num_bytes: What the worker that needs most has of it.
         wire_bytes: What crossed to the worker that fetched most; less with ``reuse``.
     """
