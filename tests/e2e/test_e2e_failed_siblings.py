@@ -1,4 +1,4 @@
-"""One run whose reward raises on some samples of a prompt: they alone are lost, or it is tried again.
+"""One run whose reward raises on some samples of a prompt: they are lost, or it is tried again.
 
 A third of the prompts lose one of their four samples and a third two; a prompt needs three. Their
 reward fails on the first ones that it sees of a prompt, so that another attempt at one succeeds.
@@ -6,7 +6,6 @@ reward fails on the first ones that it sees of a prompt, so that another attempt
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -1,7 +1,7 @@
 """Who answers a validation while others go on with training, and with how many of its places.
 
-Who answers keeps its version, and what training may do with samples of that comes to an end at the
-bound on staleness. So of several rollout replicas half answer, with all their places, and the others
+Who answers keeps its version, and training may have samples of that as far as the bound on
+staleness alone. So of several rollout replicas half answer, with all their places, and the others
 load what is published. One that is alone has half of its places for a validation, until the bound
 lets it have no more prompts of training; then it has all of them, and training waits.
 """

@@ -1,12 +1,12 @@
 """Validation rounds: held-out prompts, each round answered by exactly one weight version.
 
-Who answers is not told to load another one (`cosmos_core.control.answerers`). If the last that holds
-the version is gone, the round starts again with the version that others hold.
+Who answers (`cosmos_core.control.answerers`) is not told to load another one. If the last that
+holds the version is gone, the round starts again with the version that others hold.
 """
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cosmos_core.control.answerers import Answerers, choose, choose_all, holds
 from cosmos_core.control.config import ControllerConfig
@@ -51,6 +51,7 @@ class Rounds:
         self._has_let_go = False
         if (opened := state.round) is not None and not opened.chosen:  # of a release before this
             opened.chosen = dict(Counter(opened.given.values()))
+            opened.chosen_slots = self._slots_of(opened.chosen)
 
     # ---------------------------------------------------------------- looking
 
@@ -131,15 +132,18 @@ class Rounds:
         if answerers.chosen.keys() != opened.chosen.keys():
             self._has_let_go |= not opened.chosen.keys() <= answerers.chosen.keys()
             opened.chosen = answerers.chosen
-            opened.chosen_slots = sum(self._state.replicas[name].slots for name in opened.chosen)
+            opened.chosen_slots = self._slots_of(opened.chosen)
         return answerers
 
     def _let_go(self, opened: RoundState, names: Sequence[str]) -> None:
         """Have replicas answer no more of the round."""
         for name in names:
             del opened.chosen[name]
-            opened.chosen_slots -= self._state.replicas[name].slots
+        opened.chosen_slots -= self._slots_of(names)
         self._has_let_go |= bool(names)
+
+    def _slots_of(self, names: Iterable[str]) -> int:
+        return sum(self._state.replicas[name].slots for name in names)
 
     def take_let_go(self) -> bool:
         """Tell whether replicas need not keep their version any longer since the last call."""
