@@ -91,8 +91,9 @@ class Run:
             )
             for sibling in range(asked.num_samples)
         )
-        which = {"group": asked.group, "attempt": asked.attempt}
-        self.tell(GroupFinished(replica=name, samples=samples, **which))
+        self.tell(
+            GroupFinished(replica=name, group=asked.group, attempt=asked.attempt, samples=samples)
+        )
 
     def load(self, name: str, version: int) -> None:
         self.tell(VersionLoaded(replica=name, version=version, transfer_s=0.0, stall_s=0.0))

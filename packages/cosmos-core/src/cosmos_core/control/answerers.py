@@ -47,7 +47,11 @@ def choose(opened: RoundState, rollouts: Sequence[ReplicaState]) -> Answerers:
     holders = [r for r in rollouts if holds(r, opened.version) and r.name not in chosen]
     room = max(0, max(1, len(usable) // 2) - len(chosen))
     if room < len(holders):
-        order = lambda r: (_is_out(r), r.name not in opened.chosen, -r.free, r.name)  # noqa: E731
+
+        def order(replica: ReplicaState) -> tuple[bool, bool, int, str]:
+            name = replica.name
+            return _is_out(replica), name not in opened.chosen, -replica.free, name
+
         holders = heapq.nsmallest(room, holders, key=order)
     chosen |= {replica.name: 0 for replica in holders}
     return Answerers(chosen, are_alone=all(replica.name in chosen for replica in usable))
