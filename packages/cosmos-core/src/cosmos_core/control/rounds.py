@@ -122,8 +122,9 @@ class Rounds:
             orders.append((name, self._give(opened, name)))
             if free < -1:
                 heapq.heappush(room, (free + 1, name))
-        if not opened.waiting:
-            self._let_go(opened, [name for name, count in opened.chosen.items() if not count])
+        if not opened.waiting and (idle := [n for n, count in opened.chosen.items() if not count]):
+            self._let_go(opened, idle)
+            self._has_let_go = True
         return orders
 
     def _choose(self, opened: RoundState) -> Answerers:
@@ -140,13 +141,12 @@ class Rounds:
         for name in names:
             del opened.chosen[name]
         opened.chosen_slots -= self._slots_of(names)
-        self._has_let_go |= bool(names)
 
     def _slots_of(self, names: Iterable[str]) -> int:
         return sum(self._state.replicas[name].slots for name in names)
 
     def take_let_go(self) -> bool:
-        """Tell whether replicas need not keep their version any longer since the last call."""
+        """Tell whether since the last call others than who answered have been let go."""
         has, self._has_let_go = self._has_let_go, False
         return has
 
@@ -252,7 +252,6 @@ class Rounds:
         return name
 
     def _end(self, opened: RoundState) -> None:
-        self._has_let_go = True
         last = max(opened.attempts.values(), default=opened.first_attempt)
         self._state.next_round_attempt = last + 1
         self._state.round = None
