@@ -26,11 +26,12 @@ from torchft import coordination  # noqa: F401  (imported once, before the forks
 
 from cosmos_algos import CriticConfig, KlConfig, ObjectiveConfig, PpoConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
-from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
+from cosmos_app.recipe import ModelConfig, Recipe
 from cosmos_app.roles.elastic import Gathering
 from cosmos_app.roles.run_checkpoints import RunCheckpoints
 from cosmos_app.roles.step_trainer import Seat
 from cosmos_app.roles.trainer import Trainer
+from cosmos_app.trainer_config import TrainerConfig
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory, VersionSpan
 from cosmos_parallel import (

@@ -163,7 +163,7 @@ def settings(folder: Path, url: str) -> tuple[str, ...]:
         f"data.held_out_path={folder}/held_out.jsonl",
         f"reward.rewards=[{{kind='python', function='{folder}/reward.py:score'}}]",
         "reward.num_workers=2",
-        f"validation.every={EVERY}",
+        f"validation={{every={EVERY}, samples=2, temperature=1.0}}",
         "staleness.depth=2",
         "staleness.bound=4",
         "bus.lease_s=5",
@@ -263,7 +263,10 @@ def test_validations_are_of_the_versions_that_are_due_and_training_goes_on_meanw
     for version in in_between[1:]:
         group = f"validation.{version}."
         answers = [e for e in events(run, "GroupFinished") if e["group"].startswith(group)]
-        assert {e["oldest_version"] for e in answers} == {version}
+        assert len({e["group"] for e in answers}) == 10
+        assert {e["num_samples"] for e in answers} == {2}, "sampled, not greedy"
+        for tokens in ("oldest_version", "newest_version"):
+            assert {e[tokens] for e in answers} == {version}, "all tokens are of the version"
         first, last = (f(e["time_s"] for e in answers) for f in (min, max))
         overlapping += any(first < time_s < last for time_s in taken)
     # but for the first, and one perhaps while the learner was stopped
@@ -313,7 +316,8 @@ def test_the_page_of_the_run_shows_what_became_of_it(
             "return [...document.querySelectorAll('#samples .token-span')]"
             ".map((e) => [Number(e.dataset.version), getComputedStyle(e).backgroundColor])"
         )
-        assert {-1} < {version for version, _ in versions} <= set(range(-1, seen.steps + 4))
+        last = seen.steps + 4  # which is only validated
+        assert {-1} < {version for version, _ in versions} <= set(range(-1, last + 1))
         assert text(page, "#books").endswith(books_said(run.report["books"]))
         replay.end()
 

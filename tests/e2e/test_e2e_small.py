@@ -110,6 +110,9 @@ def test_a_run_writes_what_its_replicas_did_when_as_simulations_do(whole: Run) -
     }
     assert policy[0].activity == "eval"
     assert sum(span.activity == "eval" for span in policy) == 1
+    in_all_s, of_one_s = whole.report["validated_s"]
+    assert in_all_s == of_one_s > 0.0
+    assert policy[0].end_s - policy[0].start_s < of_one_s + 0.01, "its policy may join later"
     assert {"decode", "swap", "idle_no_work", "gated_staleness"} <= {s.activity for s in rollout}
     for lane in (policy, rollout):
         ends = [span.end_s for span in lane]

@@ -1,9 +1,10 @@
 """What the orders of a controller keep, whatever happens around it."""
 
 import itertools
+from collections import Counter
 from typing import Protocol
 
-from cosmos_core.control import Controller
+from cosmos_core.control import Controller, ControllerState
 from cosmos_core.messages import LoadVersion, Train
 
 
@@ -49,3 +50,19 @@ def check_load(order: LoadVersion, controller: Controller, policy: Serving) -> N
     (name,) = order.endpoints
     if controller.incarnation_of(name) == policy.incarnation:
         assert order.version <= policy.published, "nobody serves it"
+
+
+def check_rollouts(state: ControllerState) -> None:
+    """Hold that none has more than it takes, nor keeps its version for a validation for nothing.
+
+    Args:
+        state: of a controller, between events.
+    """
+    for replica in state.rollouts():
+        assert 0 <= replica.busy <= replica.slots
+    if (opened := state.round) is None or state.finished:
+        return  # of a run that has ended nothing but farewells are heard
+    given = Counter(opened.given.values())
+    assert {name: count for name, count in opened.chosen.items() if count} == given
+    assert opened.chosen_slots == sum(state.replicas[name].slots for name in opened.chosen)
+    assert opened.waiting or opened.chosen.keys() == given.keys()

@@ -10,7 +10,7 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from control_promises import check_load, check_step
+from control_promises import check_load, check_rollouts, check_step
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -228,6 +228,7 @@ class World(RuleBasedStateMachine):
                 sibling=sibling,
                 status="failed" if choice % 11 == 0 else "completed",
                 unrewarded_by="mine" if choice % 11 == 0 else "",
+                failure="reward mine: it raises" if choice % 11 == 0 else "",
                 key=f"{group}/{attempt}/{sibling}",
                 num_tokens=3,
                 reward=float(sibling * (choice % 5)),
@@ -236,9 +237,8 @@ class World(RuleBasedStateMachine):
             )
             for sibling in range(num)
         )
-        name = replica.name
-        done = GroupFinished(replica=name, group=group, attempt=attempt, samples=samples)
-        self.say(replica, done)
+        whose = {"replica": replica.name, "group": group, "attempt": attempt}
+        self.say(replica, GroupFinished(**whose, samples=samples))
 
     def finish_load(self, replica: Replica, choice: int) -> None:
         order, replica.loading = replica.loading, None
@@ -365,8 +365,7 @@ class World(RuleBasedStateMachine):
         books = audit(self.controller.state)
         books.check()
         assert books == self.controller.books()
-        for replica in self.controller.state.rollouts():
-            assert 0 <= replica.busy <= replica.slots
+        check_rollouts(self.controller.state)
 
     def teardown(self) -> None:
         if hasattr(self, "controller"):

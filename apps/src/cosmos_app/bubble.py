@@ -1,4 +1,4 @@
-"""What share of the time both sides of a recipe would stand idle, from a simulation of it.
+"""How long both sides of a recipe would stand idle, and for a validation, from a simulation of it.
 
 The simulator runs the recipe's own admission, in the real controller. Of speeds nothing is known
 before a run, so it is told the case that depth and bound are for: rollouts and policy equally fast,
@@ -6,14 +6,15 @@ responses with a long tail, the median an eighth of the longest, and engines tha
 the samples of their slots, since siblings that are done leave the others alone in theirs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cosmos_app.recipe import Recipe
-from cosmos_core.control import ControllerConfig
+from cosmos_core.control import ControllerConfig, ValidationPlan
 from cosmos_core.simulation import (
     Capacity,
     EngineSpeed,
     LengthConfig,
+    Span,
     SystemConfig,
     figures_of,
     generate_bound_s,
@@ -26,6 +27,7 @@ _MOST_GROUPS = 64
 _MOST_SAMPLES = 64
 _MOST_TOKENS = 1024
 _SKIP, _STEPS = 5, 20
+_MOST_AHEAD = 64
 _SIGMA, _LONGEST_TO_MEDIAN = 0.8, 8
 _FOR_EVER = 1e12
 
@@ -58,6 +60,28 @@ def predict_bubble(recipe: Recipe) -> Bubble:
         rollout=found.rollout_idle_tokens,
         over_bound=found.step_s / step_bound_s(config, system),
     )
+
+
+def predict_validation_wait(recipe: Recipe, num_prompts: int) -> float:
+    """Return for how long training waits for a validation in between, in least times of a step.
+
+    Args:
+        recipe: one of a run; its validations have answers as long as training has.
+        num_prompts: that are answered.
+    """
+    config, system = _reduced(recipe)
+    every = _SKIP + min(recipe.staleness.bound, _MOST_AHEAD)
+    share = config.groups_per_step / recipe.trainer.groups_per_step
+    plan = ValidationPlan(
+        num_prompts=max(1, round(num_prompts * share)),
+        num_samples=min(recipe.validation.samples, _MOST_SAMPLES),
+        before=False,
+        every=every,
+    )
+    validated = replace(config, num_steps=4 * every, validation=plan)
+    log = simulate(validated, system, steps=2 * every)
+    spans = [record for record in log if isinstance(record, Span) and record.activity == "eval"]
+    return sum(span.end_s - span.start_s for span in spans) / step_bound_s(config, system)
 
 
 def _reduced(recipe: Recipe) -> tuple[ControllerConfig, SystemConfig]:

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cosmos_app.bubble import Bubble, predict_bubble
+from cosmos_app.bubble import Bubble, predict_bubble, predict_validation_wait
 from cosmos_app.errors import StarvedSlotsError
 from cosmos_app.given_server import server_warnings
 from cosmos_app.held import held_training
 from cosmos_app.output import print_json
 from cosmos_app.prepare import check_inputs, config_of, require_trainable
+from cosmos_app.prepared_data import num_validated
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.rollout_config import require_trainable_engine
@@ -93,6 +94,8 @@ class Forecast:
         train_s: least time to train on one step, were every product to run at this device's
             measured matrix rate: 6 floating-point operations a parameter and token.
         generate_s: the same for sampling one step on all rollouts: 2 a parameter and token.
+        validation_s: for how long training waits at least for each validation in between, as
+            simulated with both sides equally fast, a step in the longer of these two times.
         warnings: what is legal but unwise.
     """
 
@@ -105,6 +108,7 @@ class Forecast:
     bubble: Bubble
     train_s: float
     generate_s: float
+    validation_s: float
     warnings: tuple[str, ...]
 
 
@@ -175,6 +179,8 @@ def forecast(recipe: Recipe, counts: ParameterCounts, rate: float) -> Forecast:
     in_flight = (recipe.staleness.depth + 1) * recipe.trainer.groups_per_step
     slots = recipe.rollout.replicas * (recipe.rollout.slots + recipe.rollout.scoring)
     starved = max(0, slots - _most_sampled(recipe))
+    train_s = 6 * operations / rate / ranks
+    generate_s = 2 * operations / rate / recipe.rollout.replicas
     warnings: list[str] = []
     if starved:
         warnings.append(_starving(recipe, slots))
@@ -200,10 +206,18 @@ def forecast(recipe: Recipe, counts: ParameterCounts, rate: float) -> Forecast:
         slots=slots,
         starved_slots=starved,
         bubble=predict_bubble(recipe),
-        train_s=6 * operations / rate / ranks,
-        generate_s=2 * operations / rate / recipe.rollout.replicas,
+        train_s=train_s,
+        generate_s=generate_s,
+        validation_s=_num_waited(recipe) * max(train_s, generate_s),
         warnings=tuple(warnings),
     )
+
+
+def _num_waited(recipe: Recipe) -> float:
+    """Return for how many steps' time training waits for each validation in between."""
+    if not recipe.validation.every:
+        return 0.0
+    return predict_validation_wait(recipe, num_validated(recipe))
 
 
 def _most_sampled(recipe: Recipe) -> int:
@@ -252,6 +266,15 @@ def check_recipe(recipe: Recipe, *, as_json: bool, whole: bool = False) -> int:
     return 0
 
 
+def _said_of_validations(wait_s: float) -> str:
+    if not wait_s:
+        return "training waits for no validation in between"
+    return (
+        f"training waits at least {wait_s:,.3f} s for each validation in between; a second rollout "
+        "replica would have it go on, a larger staleness.bound for longer"
+    )
+
+
 def _show(recipe: Recipe, predicted: Forecast, *, whole: bool) -> None:
     console = Console()
     print_recipe(console, recipe, whole=whole)
@@ -272,5 +295,7 @@ def _show(recipe: Recipe, predicted: Forecast, *, whole: bool) -> None:
         f"a step takes at least {predicted.train_s:,.3f} s to train on and "
         f"{predicted.generate_s:,.3f} s to sample, at the matrix rate of this machine"
     )
+    if recipe.validation.every:
+        console.print(_said_of_validations(predicted.validation_s))
     for warning in predicted.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}")

@@ -54,7 +54,8 @@ from cosmos_app.prepared_data import count_rows, follow_data, prepare_data
 from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.replica_count import await_farewells, keep_replicas
 from cosmos_app.replica_modules import shared_by_replicas
-from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
+from cosmos_app.report import Outcome, RunReport, build_report, print_report
+from cosmos_app.report_picture import draw_report
 from cosmos_app.rollout_config import require_trainable_engine
 from cosmos_app.samples import last_samples
 from cosmos_app.standing_still import tell_stillness

@@ -83,7 +83,23 @@ def _rows_by_set(path: Path) -> dict[str, list[int]]:
     return found
 
 
-def _divided(source: Source, data: DataConfig, media: Path) -> tuple[list[Row], list[Row]]:
+def num_validated(recipe: Recipe) -> int:
+    """Return how many prompts a validation has; nothing is written, and no environment begun.
+
+    Raises:
+        DataError: if rows cannot be read.
+    """
+    data = recipe.data
+    if brings_rows(recipe):
+        held_out = data.held_out
+    elif data.is_generated:
+        held_out = len(data.generate(recipe.seed)[1])
+    else:
+        held_out = sum(len(_divided(source, data, None)[1]) for source in data.sources)
+    return recipe.validation.plan(held_out).num_prompts
+
+
+def _divided(source: Source, data: DataConfig, media: Path | None) -> tuple[list[Row], list[Row]]:
     """Read a data set; return its rows to train on and to validate on, which say whose they are."""
 
     def read(path: Path | None) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The report of a run: one frozen value, computed from what the run left behind, and its pictures.
+"""The report of a run: one frozen value, computed from what the run left behind.
 
 Everything in it can be recomputed from ``metrics.jsonl`` and ``status.json`` of the run directory.
 """
@@ -52,6 +52,8 @@ class RunReport:
             name none.
         policy_idle: share of the policy replicas' time spent waiting for data.
         rollout_idle: share of the rollout replicas' time with nothing to decode.
+        validated_s: seconds that training waited for validations, the one before the first step
+            included: of all steps, and of the one that waited longest.
         stall_ms: time generation stood still per commit, before prefills anew: median, maximum.
         transfer_ms: time a weight version was on its way, generation going on: median, maximum.
         wire_mib: MiB that a load fetched from others, of adapters alone where they are trained:
@@ -89,6 +91,7 @@ class RunReport:
     data_sets: Mapping[str, Mapping[int, float]]
     policy_idle: float
     rollout_idle: float
+    validated_s: tuple[float, float]
     stall_ms: tuple[float, float]
     transfer_ms: tuple[float, float]
     wire_mib: tuple[float, float]
@@ -185,6 +188,7 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         for r in records
         if r.role == "controller" and "reward" in r.values
     }
+    validated_s = _values(records, "controller", "validated_s")
     stalls = [1e3 * s for s in _values(records, "rollout", "stall_s")]
     transfers = [1e3 * s for s in _values(records, "rollout", "transfer_s")]
     return RunReport(
@@ -198,6 +202,7 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         data_sets=_data_sets(records),
         policy_idle=_mean(_last_of_each(records, "policy", "idle_share")),
         rollout_idle=_mean(_last_of_each(records, "rollout", "idle_total_share")),
+        validated_s=(sum(validated_s), max(validated_s, default=0.0)),
         stall_ms=_median_and_max(stalls),
         transfer_ms=_median_and_max(transfers),
         wire_mib=_median_and_max(_values(records, "rollout", "wire_mib")),
@@ -256,6 +261,10 @@ def _numbers(report: RunReport) -> Table:
     rows = [
         ("policy idle", f"{report.policy_idle:.1%}"),
         ("rollout idle", f"{report.rollout_idle:.1%}"),
+        (
+            "training held up by validations",
+            f"{report.validated_s[0]:.2f} s, one step {report.validated_s[1]:.2f} s at most",
+        ),
         (
             "weight sync stall",
             f"median {report.stall_ms[0]:.0f} ms, max {report.stall_ms[1]:.0f} ms "
@@ -375,26 +384,3 @@ def _data_set_lines(data_sets: Mapping[str, Mapping[int, float]]) -> list[Text]:
             )
         )
     return lines
-
-
-def draw_report(report: RunReport, path: Path) -> None:
-    """Write a picture of the rewards of training and of held-out rows as PNG."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(report.rewards, label="training reward", linewidth=1)
-    versions = sorted(report.accuracies)
-    held_out = [report.accuracies[version] for version in versions]
-    axes.plot(versions, held_out, "o-", label="held-out reward")
-    for name, by_version in report.data_sets.items():
-        axes.plot([*by_version], [*by_version.values()], ".--", label=f"  {name}", linewidth=1)
-    axes.set(xlabel="step (weight version)", ylabel="reward")
-    if all(0 <= reward <= 1 for reward in (*report.rewards, *held_out)):
-        axes.set(ylim=(0, 1))
-    axes.legend(loc="lower right")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)

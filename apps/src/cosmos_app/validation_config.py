@@ -19,10 +19,11 @@ class ValidationConfig:
         max_new_tokens: longest answer; 0 for that of ``rollout.sampling``.
         before: validate the first weights.
         after: validate the last weights.
-        every: steps between validations in between; 0 for none. Training goes on meanwhile: for
-            ``staleness.bound`` steps and one more, or without end if a rollout replica is left
-            that answers none of the prompts. One that falls due while another is answered is left
-            out.
+        every: steps between validations in between; 0 for none. Training goes on meanwhile, by
+            the samples of the rollout replicas that do not answer: half of them do at most. One
+            replica alone answers with half of its places, and training goes on for
+            ``staleness.bound`` steps and one more; then it waits for the rest of the answers. One
+            that falls due while another is answered is left out.
     """
 
     prompts: int = 0

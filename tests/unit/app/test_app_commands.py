@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cosmos_app.bubble import predict_bubble
+from cosmos_app.bubble import predict_bubble, predict_validation_wait
 from cosmos_app.cli import main
 from cosmos_app.control_files import write_address
 from cosmos_app.dashboard.example import write_example_run
@@ -110,6 +110,25 @@ def test_check_predicts_the_bubble_of_what_admission_allows() -> None:
     assert min(synchronous["policy"], synchronous["rollout"]) > 0.4
     assert max(asynchronous["policy"], asynchronous["rollout"]) < 0.1
     assert synchronous["over_bound"] > 1.5 * asynchronous["over_bound"]
+
+
+def test_check_predicts_how_long_training_waits_for_a_validation_in_between() -> None:
+    """A lone rollout keeps its version for 8,192 answers; a step has 512.
+
+    Training goes on meanwhile at a large bound, and where there is another rollout.
+    """
+    validated = "validation={every=10, samples=8, temperature=1}"
+    alone = (validated, "rollout.replicas=1", "data.reversal.held_out=1024")
+    waits = [
+        predict_validation_wait(load_recipe(QUICKSTART, [*alone, *changes]), 1024)
+        for changes in ((), ("staleness.bound=32",), ("rollout.replicas=2",))
+    ]
+    assert waits[0] > 10.0
+    assert waits[1:] == [0.0, 0.0]
+    shown = " ".join(call("check", str(QUICKSTART), *alone).output.split())
+    assert "s for each validation in between; a second rollout replica" in shown
+    several = " ".join(call("check", str(QUICKSTART), validated).output.split())
+    assert "training waits for no validation in between" in several
 
 
 def test_a_large_recipe_is_foreseen_as_fast_as_a_small_one_in_its_proportions() -> None:

@@ -61,6 +61,19 @@ def test_what_publications_cost_is_told_of_each_replica():
     assert any("stalled median 500.0 ms, max 500.0 ms, 1 skipped" in line for line in lines)
 
 
+def test_how_long_training_waited_for_validations_is_told_in_all_and_of_one_step():
+    records = [
+        MetricRecord(0.0, "controller", "controller", step, {"validated_s": seconds})
+        for step, seconds in enumerate([4.0, 0.0, 1.5])
+    ]
+    report = build_report(records, outcome())
+    assert report.validated_s == (5.5, 4.0)
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=120))
+    said = " ".join(shown.getvalue().split())
+    assert "training held up by validations 5.50 s, one step 4.00 s at most" in said
+
+
 def test_what_loads_fetched_is_told_as_their_median_and_the_most():
     records = [
         MetricRecord(0.0, "rollout", "rollout-0", step, {"stall_s": 0.1, "wire_mib": mib})

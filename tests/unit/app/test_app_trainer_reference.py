@@ -10,10 +10,11 @@ import torch
 
 from cosmos_algos import GrpoConfig, KlConfig, NoCorrection, ObjectiveConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
-from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
+from cosmos_app.recipe import ModelConfig, Recipe
 from cosmos_app.roles.run_checkpoints import RunCheckpoints
 from cosmos_app.roles.step_trainer import Seat
 from cosmos_app.roles.trainer import Trainer
+from cosmos_app.trainer_config import TrainerConfig
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory, VersionSpan
 from cosmos_parallel import LearnerConfig, ParallelConfig, SgdConfig, build_mesh

@@ -65,6 +65,7 @@ def report() -> RunReport:
         data_sets={},
         policy_idle=0.0,
         rollout_idle=0.0,
+        validated_s=(0.0, 0.0),
         stall_ms=(0.0, 0.0),
         transfer_ms=(0.0, 0.0),
         wire_mib=(0.0, 0.0),

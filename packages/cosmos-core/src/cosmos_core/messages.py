@@ -290,7 +290,7 @@ class Train(Message, frozen=True, kw_only=True, tag=True):
     empty when no checkpoint is due. ``publish`` orders a snapshot of version ``step + 1``, or to
     skip it where there is no room for one.
     ``line`` says which weights the step is taken from; for who has others it is a `FallBack`.
-    ``validated_s`` is for how long the validation before the first step held this one up.
+    ``validated_s`` is for how long validations held this one up.
     """
 
     step: int

@@ -55,7 +55,8 @@ class ValidationPlan:
         before: validate the first version, before training prompts are issued.
         after: validate the last version.
         every: steps between validations in between, 0 for none. Who answers keeps its version for
-            as long; training goes on by the samples of others, or as far as the bound.
+            as long: half of the replicas at most. Training goes on by the samples of the others; if
+            there is one replica alone, as far as the bound.
     """
 
     num_prompts: int = 0

@@ -21,6 +21,7 @@ from cosmos_core.control.cut import cut_of, state_from_cut
 from cosmos_core.control.ending import STOPPED, Ending
 from cosmos_core.control.endurance import Endurance
 from cosmos_core.control.groups import GroupTable
+from cosmos_core.control.held_up import HeldUp
 from cosmos_core.control.loads import LoadOrders
 from cosmos_core.control.replicas import ReplicaTable
 from cosmos_core.control.scaling import ask, dismiss
@@ -77,6 +78,7 @@ class Controller:
         self._replicas = ReplicaTable(self.state, config)
         self._rounds = rounds.Rounds(self.state, config, self._replicas, self._endurance)
         self._steps = Steps(self.state, config, self._groups)
+        self._held_up = HeldUp(self.state, self._steps, self._replicas, self._rounds)
         self._ending = Ending(self.state, self._steps, self._rounds)
         self._commands: list[Addressed] = []
         self._behind: set[str] = set()
@@ -246,14 +248,14 @@ class Controller:
         for group in self._groups.held_by(name):
             self._endurance.note_failed(f"{name}: {reason}")
             self._groups.retry(group)
-        self._rounds.give_back(name)
+        self._rounds.give_back(replica)
 
     def _answer(
         self, replica: ReplicaState, event: GroupFinished | GroupFailed, now: float
     ) -> None:
         self._replicas.note_answer(replica, event, now)
         if event.group.source == rounds.SOURCE:
-            self._rounds.take_in(event, now)
+            self._rounds.take_in(event)
             self._behind.add(replica.name)
             if isinstance(event, GroupFinished):
                 self._groups.discard(event.samples)
@@ -365,13 +367,13 @@ class Controller:
         if not self.state.stopping:
             if self._steps.form(now) is not None:
                 self._commands.extend(self._steps.orders(self.state.policies()))
-            pinned_all = self._rounds.pins_all
             self._rounds.open_if_due(now)
-            self._commands.extend(self._rounds.give_out())
-            if pinned_all and not self._rounds.pins_all:
+            self._commands.extend(self._rounds.give_out(self._steps.may_dispatch))
+            if self._rounds.take_let_go():
                 self._behind.update(self.state.replicas)
             self._commands.extend(dismiss(self.state, self._replicas))
             self._give_out(now)
+            self._held_up.note(now)
         self._order_loads(now)
 
     def _give_out(self, now: float) -> None:
@@ -384,8 +386,7 @@ class Controller:
             group = self._groups.next_prompt()
             if group is None:
                 return
-            version = min(replica.version, self.state.step)
-            self._groups.dispatch(group, replica.name, version, now)
+            self._groups.dispatch(group, replica.name, min(replica.version, self.state.step), now)
             generate = Generate(
                 group=group.group,
                 attempt=group.attempt,
@@ -395,4 +396,5 @@ class Controller:
             self._commands.append((replica.name, generate))
 
     def _share_of(self, replica: ReplicaState) -> int:
-        return self._replicas.share(replica, self._groups.room(), self._steps.may_dispatch)
+        room, may_train = self._groups.room(), self._steps.may_dispatch
+        return self._replicas.share(replica, room, may_train, self._rounds.kept_slots(may_train))

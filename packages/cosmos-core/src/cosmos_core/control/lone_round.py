@@ -64,8 +64,12 @@ class LoneRound:
 
     def give_out(self) -> list[Generate]:
         """Return what the replica is to be told now."""
-        return [order for _, order in self._rounds.give_out()]
+        return [order for _, order in self._rounds.give_out(_no_training)]
 
     def take_in(self, event: GroupFinished | GroupFailed) -> None:
         """Take an answer in; a prompt without one is given out again, a few times."""
-        self._rounds.take_in(event, 0.0)  # no step waits for it
+        self._rounds.take_in(event)
+
+
+def _no_training(_: int) -> bool:
+    return False

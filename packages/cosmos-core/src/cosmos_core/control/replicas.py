@@ -206,13 +206,16 @@ class ReplicaTable:
                 best = top
         return best
 
-    def share(self, replica: ReplicaState, room: int, is_allowed: Callable[[int], bool]) -> int:
+    def share(
+        self, replica: ReplicaState, room: int, is_allowed: Callable[[int], bool], kept: int
+    ) -> int:
         """Return how many of ``room`` groups are a replica's, by slots.
 
         While others are about to have weights that may be sampled with, prompts are kept for them:
-        whoever has the weights first would otherwise be given everything.
+        whoever has the weights first would otherwise be given everything. Not for those with
+        ``kept`` slots, who keep weights that may not.
         """
-        total = sum(self._slots.values())
+        total = sum(self._slots.values()) - kept
         if total <= room:
             return replica.slots  # enough for everybody
         allowed = sum(count for version, count in self._slots.items() if is_allowed(version))

@@ -1,13 +1,14 @@
 """Validation rounds: held-out prompts, each round answered by exactly one weight version.
 
-While a prompt of a round is yet to be given out, the replicas that hold its version are not told to
-load another one; after that, those that answer. If the last of them is gone, the round starts again
-with the version that others hold.
+Who answers (`cosmos_core.control.answerers`) is not told to load another one. If the last that
+holds the version is gone, the round starts again with the version that others hold.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
+from cosmos_core.control.answerers import Answerers, choose, choose_all, holds
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.endurance import Endurance
 from cosmos_core.control.replicas import ReplicaTable, failure_of
@@ -47,6 +48,10 @@ class Rounds:
         self._max_attempts = config.max_attempts
         self._replicas = replicas
         self._untold: list[ValidationResult] = []
+        self._has_let_go = False
+        if (opened := state.round) is not None and not opened.chosen:  # of a release before this
+            opened.chosen = dict(Counter(opened.given.values()))
+            opened.chosen_slots = self._slots_of(opened.chosen)
 
     # ---------------------------------------------------------------- looking
 
@@ -62,20 +67,17 @@ class Rounds:
             return False
         return not self._is_done(self._last_version)
 
-    @property
-    def pins_all(self) -> bool:
-        """Whether every replica of the open round's version may yet be asked something of it."""
-        return self._state.round is not None and bool(self._state.round.waiting)
-
     def pins(self) -> Callable[[ReplicaState], bool]:
         """Return what tells of a replica whether it must keep its version for the open round."""
+        chosen = {} if self._state.round is None else self._state.round.chosen
+        return lambda replica: replica.name in chosen
+
+    def kept_slots(self, may_train: Callable[[int], bool]) -> int:
+        """Return the slots of who keeps a version for the round that training may not have."""
         opened = self._state.round
-        if opened is None:
-            return lambda _: False
-        if opened.waiting:
-            return lambda replica: replica.version == opened.version
-        answering = set(opened.given.values())
-        return lambda replica: replica.name in answering
+        if opened is None or may_train(opened.version):
+            return 0
+        return opened.chosen_slots
 
     # ---------------------------------------------------------------- changing
 
@@ -94,18 +96,25 @@ class Rounds:
                 version=newest, since_s=now, waiting=waiting, first_attempt=first
             )
 
-    def give_out(self) -> list[tuple[str, Generate]]:
-        """Give prompts of the open round to replicas that hold its version."""
+    def give_out(self, may_train: Callable[[int], bool]) -> list[tuple[str, Generate]]:
+        """Give prompts of the open round to replicas that hold its version.
+
+        Args:
+            may_train: whether a prompt of training may be given to who holds a version.
+        """
         opened = self._state.round
         if opened is None or not opened.waiting:
             return []
-        holders = [
-            r for r in self._state.rollouts() if r.version == opened.version and r.loading < 0
-        ]
-        if not holders and not opened.given:
+        answerers = self._choose(opened)
+        if not opened.chosen:
             self._end(opened)
             return []
-        room = [(-r.free, r.name) for r in holders if r.free > 0]
+        room: list[tuple[int, str]] = []
+        for name, count in opened.chosen.items():
+            replica = self._state.replicas[name]
+            free = min(replica.free, answerers.places(replica, may_train) - count)
+            if free > 0 and holds(replica, opened.version):
+                room.append((-free, name))
         heapq.heapify(room)
         orders: list[tuple[str, Generate]] = []
         while room and opened.waiting:
@@ -113,11 +122,38 @@ class Rounds:
             orders.append((name, self._give(opened, name)))
             if free < -1:
                 heapq.heappush(room, (free + 1, name))
+        if not opened.waiting and (idle := [n for n, count in opened.chosen.items() if not count]):
+            self._let_go(opened, idle)
+            self._has_let_go = True
         return orders
+
+    def _choose(self, opened: RoundState) -> Answerers:
+        trains = not self.blocks_training and self._state.step < self._num_steps
+        answerers = (choose if trains else choose_all)(opened, self._state.rollouts())
+        if answerers.chosen.keys() != opened.chosen.keys():
+            self._has_let_go |= not opened.chosen.keys() <= answerers.chosen.keys()
+            opened.chosen = answerers.chosen
+            opened.chosen_slots = self._slots_of(opened.chosen)
+        return answerers
+
+    def _let_go(self, opened: RoundState, names: Sequence[str]) -> None:
+        """Have replicas answer no more of the round."""
+        for name in names:
+            del opened.chosen[name]
+        opened.chosen_slots -= self._slots_of(names)
+
+    def _slots_of(self, names: Iterable[str]) -> int:
+        return sum(self._state.replicas[name].slots for name in names)
+
+    def take_let_go(self) -> bool:
+        """Tell whether since the last call others than who answered have been let go."""
+        has, self._has_let_go = self._has_let_go, False
+        return has
 
     def _give(self, opened: RoundState, name: str) -> Generate:
         ordinal = opened.waiting.pop(0)
         opened.given[ordinal] = name
+        opened.chosen[name] += 1
         self._replicas.occupy(self._state.replicas[name], 1)
         return Generate(
             group=GroupId(SOURCE, opened.version, ordinal),
@@ -125,14 +161,8 @@ class Rounds:
             num_samples=self._plan.num_samples,
         )
 
-    def take_in(self, event: GroupFinished | GroupFailed, now: float) -> None:
+    def take_in(self, event: GroupFinished | GroupFailed) -> None:
         """Take an answer in, and close the round with the last one."""
-        blocked, opened = self.blocks_training, self._state.round
-        self._take_in(event)
-        if blocked and not self.blocks_training and opened is not None:
-            self._state.validated_s = now - opened.since_s
-
-    def _take_in(self, event: GroupFinished | GroupFailed) -> None:
         opened, ordinal = self._state.round, event.group.ordinal
         if (
             opened is None
@@ -142,8 +172,7 @@ class Rounds:
         ):
             self._state.counters.duplicates += 1
             return
-        del opened.given[ordinal]
-        self._replicas.occupy(self._state.replicas[event.replica], -1)
+        self._take_from(opened, ordinal)
         samples = event.samples if isinstance(event, GroupFinished) else ()
         if not all(_is_of(opened.version, sample) for sample in samples):
             samples = ()  # it loaded other weights meanwhile
@@ -158,14 +187,17 @@ class Rounds:
             if reason := failure_of(event):  # or it loaded other weights meanwhile
                 self._endurance.note_failed(reason)
             self._retry(opened, ordinal)
+        if not opened.waiting and not opened.chosen[event.replica]:
+            self._let_go(opened, [event.replica])
         self._close_if_done(opened)
 
-    def give_back(self, replica: str) -> None:
+    def give_back(self, replica: ReplicaState) -> None:
         """Put the prompts that a lost replica will not answer back into the round."""
         opened = self._state.round
-        if opened is None:
+        if opened is None or opened.chosen.pop(replica.name, None) is None:
             return
-        for ordinal in [o for o, name in opened.given.items() if name == replica]:
+        opened.chosen_slots -= replica.slots
+        for ordinal in [o for o, name in opened.given.items() if name == replica.name]:
             del opened.given[ordinal]
             self._retry(opened, ordinal)
         self._close_if_done(opened)
@@ -199,17 +231,25 @@ class Rounds:
         for ordinal in ordinals:
             opened.void[ordinal] = opened.void.get(ordinal, 0) + 1
             self._retry(opened, ordinal)
+        if replica in opened.chosen:
+            self._let_go(opened, [replica])
         return cancelled
 
     def _cancel(self, opened: RoundState, ordinals: list[int]) -> list[tuple[str, CancelGroup]]:
         cancelled: list[tuple[str, CancelGroup]] = []
         for ordinal in ordinals:
-            name = opened.given.pop(ordinal)
-            self._replicas.occupy(self._state.replicas[name], -1)
+            name = self._take_from(opened, ordinal)
             group = GroupId(SOURCE, opened.version, ordinal)
             cancel = CancelGroup(group=group, attempt=opened.attempt_at(ordinal))
             cancelled.append((name, cancel))
         return cancelled
+
+    def _take_from(self, opened: RoundState, ordinal: int) -> str:
+        """Note that a replica answers a prompt no longer; return its name."""
+        name = opened.given.pop(ordinal)
+        opened.chosen[name] -= 1
+        self._replicas.occupy(self._state.replicas[name], -1)
+        return name
 
     def _end(self, opened: RoundState) -> None:
         last = max(opened.attempts.values(), default=opened.first_attempt)

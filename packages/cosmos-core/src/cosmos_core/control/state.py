@@ -103,7 +103,7 @@ class ReplicaState(msgspec.Struct, kw_only=True):
 class StepState(msgspec.Struct, kw_only=True):
     """The step that policy replicas are working on; it keeps its groups until it is committed.
 
-    ``validated_s``: for how long the validation before the first step held it up.
+    ``validated_s``: for how long validations held it up.
     """
 
     step: int
@@ -116,6 +116,8 @@ class StepState(msgspec.Struct, kw_only=True):
 class RoundState(msgspec.Struct, kw_only=True):
     """One validation: held-out prompts answered by one version.
 
+    ``chosen`` are those who answer and keep its version, with how many of its prompts each holds,
+    ``chosen_slots`` their slots together.
     ``of_sets`` are the mean rewards of prompts that are from a named data set. Attempts begin at
     ``first_attempt``, so that no answer to an earlier round of a version with the same number
     passes for one of this; those in ``void`` are not a prompt's fault.
@@ -125,6 +127,8 @@ class RoundState(msgspec.Struct, kw_only=True):
     since_s: float
     waiting: list[int]
     given: dict[int, str] = msgspec.field(default_factory=dict)
+    chosen: dict[str, int] = msgspec.field(default_factory=dict)
+    chosen_slots: int = 0
     first_attempt: int = 0
     attempts: dict[int, int] = msgspec.field(default_factory=dict)
     void: dict[int, int] = msgspec.field(default_factory=dict)
@@ -158,8 +162,9 @@ class ValidationResult(msgspec.Struct, kw_only=True, frozen=True):
 class StepStats(msgspec.Struct, kw_only=True, frozen=True):
     """What was trained on in one committed step.
 
-    ``waited_s`` is how long the policy waited for the step to be formed, ``trained_s`` how long
-    it took; lengths are mean trained tokens per sample of this step and of everything generated.
+    ``waited_s`` is how long the policy waited for the step to be formed, ``validated_s`` how much
+    of that a validation held it up, ``trained_s`` how long it took; lengths are mean trained tokens
+    per sample of this step and of everything generated.
     """
 
     step: int
@@ -168,6 +173,7 @@ class StepStats(msgspec.Struct, kw_only=True, frozen=True):
     staleness_max: int
     waited_s: float
     trained_s: float
+    validated_s: float = 0.0
     trained_length: float
     generated_length: float
 
@@ -228,7 +234,8 @@ class ControllerState(msgspec.Struct, kw_only=True):
     falls back to. ``line``: the versions that policy replicas fell back to, in order
     (`cosmos_core.lineage`).
     ``next_round_attempt``: that which the next validation begins at.
-    ``validated_s``: how long the validation before the first step took, until a step is formed.
+    ``validated_s``: for how long validations held up the step that is formed next, less the time
+    since ``held_up_s``, from when one does; -1 while none does.
     ``unusable_in_a_row``: prompts dropped by their own fault since samples were taken in last.
     ``equal_in_a_row``: groups dropped for rewards that are all equal since the last that was not.
     ``lineage_from``: versions after it may have existed twice; a number alone does not identify
@@ -252,6 +259,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)
     next_round_attempt: int = 0
     validated_s: float = 0.0
+    held_up_s: float = -1.0
     counters: Counters = msgspec.field(default_factory=Counters)
     last_step: StepStats | None = None
     saved: int = 0

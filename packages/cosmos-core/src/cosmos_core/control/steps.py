@@ -45,6 +45,11 @@ class Steps:
         """Whether the run has none left to take."""
         return self._state.step >= self._config.num_steps
 
+    @property
+    def are_sampled_for(self) -> bool:
+        """Whether any group is being sampled."""
+        return self._groups.stages["generating"] > 0
+
     def may_dispatch(self, version: int) -> bool:
         """Tell whether a prompt may go to a replica that holds ``version`` or a newer one."""
         known = min(version, self._state.step)
@@ -256,6 +261,7 @@ class Steps:
             staleness_mean=sum(staleness) / len(staleness),
             staleness_max=max(staleness),
             waited_s=training.since_s - self._state.idle_since_s,
+            validated_s=training.validated_s,
             trained_s=now - training.since_s,
             trained_length=sum(sample.num_tokens for sample in samples) / len(samples),
             generated_length=counters.generated_tokens / max(1, counters.generated_samples),
