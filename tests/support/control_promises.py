@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from typing import Protocol
 
-from cosmos_core.control import Controller, ControllerState
+from cosmos_core.control import Controller, ControllerState, step_of_cut
 from cosmos_core.messages import LoadVersion, Train
 
 
@@ -66,3 +66,15 @@ def check_rollouts(state: ControllerState) -> None:
     assert {name: count for name, count in opened.chosen.items() if count} == given
     assert opened.chosen_slots == sum(state.replicas[name].slots for name in opened.chosen)
     assert opened.waiting or opened.chosen.keys() == given.keys()
+
+
+def check_stopped(controller: Controller) -> None:
+    """Hold that a run that ended before its last step can go on from its end."""
+    state, config = controller.state, controller.config
+    assert state.stop is not None
+    consumed = state.step * config.groups_per_step
+    assert controller.books().consumed == consumed <= config.num_steps * config.groups_per_step
+    assert step_of_cut(state.stop) == state.step
+    resumed = Controller.from_cut(config, state.stop)
+    resumed.books().check()
+    assert resumed.books().consumed == consumed

@@ -482,6 +482,9 @@ class World:
         if not stop.cut or policy.version < step_of_cut(stop.cut) or policy.is_lost_on(line):
             self._end(policy, "stopped", is_scaled_down=stop.reason == SCALED_DOWN)
             return
+        if policy.version > step_of_cut(stop.cut):
+            policy.stop = None  # it is given another cut
+            return
         saved = Saved(policy.weights, line)
         policy.line = line
         holder = self._claims.setdefault(saved.place, policy)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_app.errors import (
+    DeadlyStepError,
     EqualRewardsError,
     FailingGroupsError,
     InterruptedRunError,
@@ -15,7 +16,7 @@ from cosmos_app.errors import (
     UnrewardedSamplesError,
     UnusablePromptsError,
 )
-from cosmos_core.control import ALL_DONE, EQUAL, FAILING, STANDSTILL, UNREWARDED, UNUSABLE
+from cosmos_core.control import ALL_DONE, DEADLY, EQUAL, FAILING, STANDSTILL, UNREWARDED, UNUSABLE
 from cosmos_core.rundir import NotARunDirectoryError, RunDirectory, write_atomic
 
 _FAILURE_FILE = "failure.txt"
@@ -44,6 +45,11 @@ _LIMITS: dict[str, tuple[type[RunError], str]] = {
         StandstillError,
         "logs/ may say why; go on with --resume; endurance.standstill_s says how long anybody is "
         "waited for",
+    ),
+    DEADLY: (
+        DeadlyStepError,
+        "their logs say of what they died; go on with --resume once that is mended; "
+        "endurance.step_attempts says how often it is tried",
     ),
 }
 """How a run says that it got no further, the error that it ends with, and what to do."""
@@ -75,6 +81,7 @@ def require_all_done(finished: str, steps: int) -> None:
         EqualRewardsError: if none of its groups had rewards that differ.
         FailingGroupsError: if all that it sampled failed.
         StandstillError: if it waited for somebody in vain.
+        DeadlyStepError: if policy replicas died of the same step each time.
         InterruptedRunError: if it was stopped otherwise.
     """
     if finished == ALL_DONE:

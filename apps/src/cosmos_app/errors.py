@@ -83,6 +83,10 @@ class StandstillError(RunError):
     """Raised when a run has ended because somebody was waited for in vain: says for whom."""
 
 
+class DeadlyStepError(RunError):
+    """Raised when a run has ended because policy replicas died of the same step: says of what."""
+
+
 class StarvedSlotsError(RunError):
     """Raised by 'check' when a recipe has more rollout slots than its admission can fill."""
 

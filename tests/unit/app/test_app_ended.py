@@ -7,6 +7,7 @@ from cosmos_app.ended import require_all_done
 from cosmos_app.errors import (
     REFUSED,
     STOPPED,
+    DeadlyStepError,
     EqualRewardsError,
     FailingGroupsError,
     InterruptedRunError,
@@ -18,7 +19,7 @@ from cosmos_app.errors import (
 )
 from cosmos_app.recipe import controller_config, load_recipe
 from cosmos_core.config import ConfigError
-from cosmos_core.control import ALL_DONE, EQUAL, FAILING, STANDSTILL, UNREWARDED, UNUSABLE
+from cosmos_core.control import ALL_DONE, DEADLY, EQUAL, FAILING, STANDSTILL, UNREWARDED, UNUSABLE
 from cosmos_core.control.ending import LOST
 
 
@@ -35,6 +36,7 @@ def test_a_run_that_has_taken_all_its_steps_is_no_error() -> None:
         (f"{EQUAL}: those of the", EqualRewardsError, REFUSED, "look at the samples and their"),
         (f"{FAILING} for 3601 s: 9", FailingGroupsError, 1, "--resume once that is mended"),
         (f"{STANDSTILL}: for 14400 s", StandstillError, 1, "endurance.standstill_s says how"),
+        (f"{DEADLY} step 3: 20 attempts", DeadlyStepError, 1, "endurance.step_attempts says how"),
         (f"{STANDSTILL}: for 9 s; {LOST}", StandstillError, 1, LOST),
     ],
 )

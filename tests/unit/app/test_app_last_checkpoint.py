@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from cosmos_app.prepare import run_files
 from cosmos_app.recipe import Recipe
-from cosmos_app.roles.policy import PolicyProcess
+from cosmos_app.roles.policy import PolicyProcess, _is_over
 from cosmos_app.roles.process import RunContext, TorchrunPlace
 from cosmos_app.roles.telling import Telling
 from cosmos_core.control import ALL_DONE, Controller, ControllerConfig
@@ -97,6 +97,17 @@ def test_all_are_asked_to_export_and_one_that_came_after_the_end_too(tmp_path):
     trainer = Weights(3, is_first_replica=True)
     stopped(tmp_path / "early", trainer, Stop(reason=ALL_DONE))
     assert trainer.did == []
+
+
+def test_one_with_newer_weights_than_the_cut_saves_nothing_and_waits_for_another(tmp_path):
+    """Beside the cut of version 4 the weights of version 5 would be trained twice on one step."""
+    trainer = Weights(5, is_first_replica=True)
+    assert stopped(tmp_path, trainer, stop_at(4)) == []
+    assert trainer.did == []
+    given = {4: False, 5: True, 6: True}
+    assert {at: _is_over(cast(Any, trainer), stop_at(at)) for at in given} == given
+    assert _is_over(cast(Any, trainer), Stop(reason=ALL_DONE))
+    assert not _is_over(cast(Any, trainer), None)
 
 
 def test_one_that_came_late_neither_saves_nor_exports_its_older_weights(tmp_path):

@@ -3,120 +3,30 @@
 from dataclasses import replace
 
 import pytest
+from control_run import CONFIG, SHORT, Run
 
 from cosmos_core.control import (
     EQUAL,
     FAILING,
     STANDSTILL,
     UNREWARDED,
-    Controller,
-    ControllerConfig,
     EnduranceConfig,
     StalenessConfig,
     ValidationPlan,
 )
 from cosmos_core.messages import (
-    CheckpointSaved,
-    Generate,
     GroupFailed,
-    GroupFinished,
+    LoadFailed,
     ReplicaJoined,
     ReplicaLeft,
-    SampleRef,
     ScaleRequested,
     StepFinished,
-    Stop,
-    Tick,
-    Train,
+    VersionLoaded,
     VersionPublished,
 )
 
 NAN = "reward mine: ValueError: the reward is nan"
 AWAY = "reward judge: RewardError: http://judge gave no answer in 8 s: ConnectError('refused')"
-SHORT = EnduranceConfig(unrewarded_samples=8, equal_groups=10, failing_s=100, standstill_s=200)
-CONFIG = ControllerConfig(
-    num_steps=3,
-    groups_per_step=2,
-    samples_per_group=2,
-    staleness=StalenessConfig(depth=0, bound=4),
-    drop_zero_signal=True,
-    lease_s=1e6,
-    first_lease_s=1e6,
-    endurance=SHORT,
-)
-
-
-class Run:
-    """A controller whose replicas answer as a test says; a second passes between two events."""
-
-    def __init__(self, config: ControllerConfig = CONFIG, *, has_rollout: bool = True) -> None:
-        self.controller = Controller(config)
-        self.now = 1000.0
-        self.asked: list[Generate] = []
-        self.trains: list[Train] = []
-        self.stops: list[str] = []
-        self.join_policy()
-        if has_rollout:
-            self.tell(ReplicaJoined(replica="rollout-0", role="rollout", slots=1))
-
-    def join_policy(self) -> None:
-        self.tell(ReplicaJoined(replica="policy-0", role="policy", endpoints=("here",)))
-        self.tell(VersionPublished(replica="policy-0", version=0))
-
-    def tell(self, event) -> None:
-        self.now += 1.0
-        self.take(self.controller.handle(event, self.now))
-
-    def take(self, commands) -> None:
-        for name, command in commands:
-            match command:
-                case Generate():
-                    self.asked.append(command)
-                case Train():
-                    self.trains.append(command)
-                case Stop():
-                    self.stops.append(name)
-                case _:
-                    pass
-
-    def wait(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.tell(Tick())
-
-    def answer(self, *rewards: float | str, unrewarded_by: str = "") -> None:
-        """Finish the oldest group: a number for each sample, or why it has none."""
-        command = self.asked.pop(0)
-        key = f"{command.group}/{command.attempt}"
-        samples = tuple(
-            SampleRef(sibling=i, status="failed", failure=given, unrewarded_by=unrewarded_by)
-            if isinstance(given, str)
-            else SampleRef(
-                sibling=i, status="completed", key=f"{key}/{i}", num_tokens=1, reward=given
-            )
-            for i, given in enumerate(rewards)
-        )
-        self.tell(
-            GroupFinished(
-                replica="rollout-0", group=command.group, attempt=command.attempt, samples=samples
-            )
-        )
-
-    def restart(self) -> None:
-        config, snapshot = self.controller.config, self.controller.snapshot()
-        self.controller = Controller.restore(config, snapshot)
-
-    @property
-    def stopping(self) -> str:
-        return self.controller.state.stopping
-
-    def end(self) -> str:
-        """Let the policy save, and return why the run has ended, its books balanced."""
-        assert sorted(self.stops) == sorted(self.controller.state.replicas)
-        step = self.controller.state.step
-        path = "checkpoint" if step else ""
-        self.tell(CheckpointSaved(replica="policy-0", step=step - 1, path=path))
-        self.controller.books().check()
-        return self.controller.finished
 
 
 def unrewarded(run: Run, words: str = NAN) -> None:
@@ -395,3 +305,58 @@ def test_a_run_with_many_prompts_that_fail_by_themselves_goes_on() -> None:
 def test_a_negative_limit_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} is -1; it must be 0 \(for no limit\) or more"):
         EnduranceConfig(**{name: -1})
+
+
+def test_a_limit_of_attempts_at_a_step_is_refused_where_it_is_negative() -> None:
+    with pytest.raises(ValueError, match=r"step_attempts is -1; it must be 0 \(for no limit\)"):
+        EnduranceConfig(step_attempts=-1)
+
+
+# ---------------------------------------------------------------- what is no failure, and is work
+
+
+def test_a_rollout_that_dies_with_many_groups_is_no_row_of_failures_while_nobody_tries() -> None:
+    """It is back without weights, and the policy that has them is away: that is waited for."""
+    run = Run(replace(CONFIG, groups_per_step=8), has_rollout=False)
+    run.tell(ReplicaJoined(replica="rollout-0", role="rollout", slots=4))
+    assert len(run.asked) == 4
+    for name in ("policy-0", "rollout-0"):
+        run.tell(ReplicaLeft(replica=name, reason="the machine died"))
+    run.tell(ReplicaJoined(replica="rollout-0", role="rollout", slots=4, version=-1))
+    run.wait(150)
+    assert run.controller.state.endurance.failed == 4
+    assert run.stopping == "", "it said that there was nothing but failures"
+    run.wait(100)
+    assert run.stopping.startswith(f"{STANDSTILL}: for 200 s it has waited for 1 of 1 policy")
+
+
+def bound_to_load() -> Run:
+    """A run whose rollout may not sample before it has version 1, which it is told to load."""
+    run = Run(replace(CONFIG, staleness=StalenessConfig(depth=0, bound=0)))
+    for _ in range(2):
+        run.answer(0.0, 1.0)
+    run.tell(StepFinished(replica="policy-0", step=0))
+    run.tell(VersionPublished(replica="policy-0", version=1))
+    run.asked.clear()
+    assert run.controller.state.replicas["rollout-0"].loading == 1
+    return run
+
+
+def test_a_load_that_is_under_way_is_no_standstill() -> None:
+    run = bound_to_load()
+    run.wait(1000)
+    assert run.stopping == ""
+    loaded = VersionLoaded(replica="rollout-0", version=1, transfer_s=1000.0, stall_s=0.0)
+    run.tell(loaded)
+    assert run.asked
+
+
+def test_weights_that_nobody_can_load_are_a_standstill_however_long_each_try_takes() -> None:
+    run = bound_to_load()
+    for _ in range(50):
+        if run.stopping:
+            break
+        run.wait(9)
+        run.tell(LoadFailed(replica="rollout-0", version=1, reason="gone"))
+        run.wait(2)
+    assert run.stopping.startswith(f"{STANDSTILL}: for 200 s it has waited for version 1 to load")

@@ -7,7 +7,8 @@ launchers and replicas come twice.
 from typing import Any
 
 import pytest
-from control_world import GROUPS_PER_STEP, NUM_STEPS, Replica, World
+from control_promises import check_stopped
+from control_world import Replica, World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
@@ -18,9 +19,7 @@ from cosmos_core.control import (
     FAILING,
     STANDSTILL,
     UNREWARDED,
-    Controller,
     EnduranceConfig,
-    step_of_cut,
 )
 from cosmos_core.control.ending import LOST
 from cosmos_core.messages import ReplicaJoined, ReplicaLeft, ScaleRequested, StopRequested
@@ -97,7 +96,7 @@ class OperatedWorld(World):
             return
         ends = {ASKED, *({f"{ASKED}; {LOST}"} if self.has_died else ())}
         assert self.controller.finished in ends, self.controller.waiting_for(self.now)
-        check_stopped(self)
+        check_stopped(self.controller)
 
 
 class HastyWorld(World):
@@ -128,19 +127,7 @@ class HastyWorld(World):
         assert self.config.drop_zero_signal or not finished.startswith(EQUAL)
         has_reward = self.controller.state.endurance.has_reward
         assert not (has_reward and finished.startswith(UNREWARDED))
-        check_stopped(self)
-
-
-def check_stopped(world: World) -> None:
-    """Check that a run that ended before its last step can go on from its end."""
-    state = world.controller.state
-    assert state.stop is not None
-    consumed = state.step * GROUPS_PER_STEP
-    assert world.controller.books().consumed == consumed <= NUM_STEPS * GROUPS_PER_STEP
-    assert step_of_cut(state.stop) == state.step
-    resumed = Controller.from_cut(world.config, state.stop)
-    resumed.books().check()
-    assert resumed.books().consumed == consumed
+        check_stopped(self.controller)
 
 
 def _explore(world: Any, num_examples: int) -> None:

@@ -151,7 +151,7 @@ class PolicyProcess:
                     await self._blocking(functools.partial(broadcast_bytes, data))
                     await self._obey(trainer, command, tell)
                     await self._give_turn()
-                    if isinstance(command, Stop):
+                    if _is_over(trainer, command):
                         return
             finally:
                 await given.aclose()
@@ -170,7 +170,7 @@ class PolicyProcess:
                 await self._take_turn()
                 await self._obey(trainer, command, tell)
                 await self._give_turn()
-                if isinstance(command, Stop):
+                if _is_over(trainer, command):
                     return
 
     async def _take_turn(self) -> None:
@@ -258,8 +258,8 @@ class PolicyProcess:
             if trainer.version == self._context.recipe.trainer.steps:
                 await self._export(trainer)  # one that had saved it may have died
             return
-        if trainer.version < step_of_cut(stop.cut) or trainer.is_lost_on(line_of_cut(stop.cut)):
-            return  # it came late: others save the last weights, or nobody has them
+        if trainer.version != step_of_cut(stop.cut) or trainer.is_lost_on(line_of_cut(stop.cut)):
+            return  # others save the last weights, or nobody has them, or see `_is_over`
         if trainer.version:
             await self._blocking(trainer.settle_end)
             await self._save(trainer, stop.cut, tell, self._saves.at_last)
@@ -357,6 +357,18 @@ class PolicyProcess:
             return Gathering(lambda: open_replicas(run, self._replica, mesh, elastic))
         several = self._context.recipe.policy.replicas > 1
         return meet_replicas(self._context, index, mesh.process) if several else None
+
+
+def _is_over(trainer: StepTrainer, command: Command | None) -> bool:
+    """Whether a command was the last.
+
+    The cut of a stop may be of before a step that was taken, as the controller does not know yet
+    that it was: beside these weights its groups would be trained on again. It gives another one.
+    """
+    if not isinstance(command, Stop):
+        return False
+    is_ahead = bool(command.cut) and trainer.version > step_of_cut(command.cut)
+    return not is_ahead or trainer.is_lost_on(line_of_cut(command.cut))
 
 
 async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:

@@ -6,6 +6,7 @@ from cosmos_core.control.controller import Controller
 from cosmos_core.control.cut import line_of_cut, step_of_cut
 from cosmos_core.control.ending import ALL_DONE, STOPPED
 from cosmos_core.control.endurance import (
+    DEADLY,
     EQUAL,
     FAILING,
     STANDSTILL,
@@ -25,6 +26,7 @@ from cosmos_core.control.unusable import UNUSABLE
 
 __all__ = [
     "ALL_DONE",
+    "DEADLY",
     "EQUAL",
     "FAILING",
     "FAILURES_ALLOWED",

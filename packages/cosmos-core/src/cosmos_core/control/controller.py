@@ -73,13 +73,13 @@ class Controller:
         """Start a run, or go on from a state that a controller of the same config had."""
         self.config = config
         self.state = state if state is not None else ControllerState()
-        self._endurance = Endurance(self.state, config.endurance, config.policies_needed)
+        self._endurance = Endurance(self.state, config.endurance)
         self._groups = GroupTable(self.state, config, self._endurance)
         self._replicas = ReplicaTable(self.state, config)
         self._rounds = rounds.Rounds(self.state, config, self._replicas, self._endurance)
-        self._steps = Steps(self.state, config, self._groups)
+        self._steps = Steps(self.state, config, self._groups, self._endurance)
         self._held_up = HeldUp(self.state, self._steps, self._replicas, self._rounds)
-        self._ending = Ending(self.state, self._steps, self._rounds)
+        self._ending = Ending(self.state, config, self._steps, self._rounds)
         self._commands: list[Addressed] = []
         self._behind: set[str] = set()
         self._loads = LoadOrders(self.state)
@@ -181,7 +181,7 @@ class Controller:
                     self.state.silent[name] = now
                 self._replicas.wake(now)
                 self._behind.update(self.state.replicas)
-                self._endurance.tick(now, self._groups.stages, lambda: self.waiting_for(now))
+                self._endurance.tick(now, self._steps.at_work, lambda: self.waiting_for(now))
             case StopRequested():
                 self.state.stopping = self.state.stopping or event.reason or STOPPED
             case ScaleRequested():
@@ -232,7 +232,7 @@ class Controller:
         if is_lost:
             replica.version = replica.published = UNKNOWN_VERSION
         if self.state.stop is not None:
-            self._commands.append(self._ending.order_for(replica, now))
+            self._commands.extend(self._ending.orders_for(replica, now))
         elif is_lost:
             self._commands.append((replica.name, self._fall_back()))
         elif replica.role == "rollout":
@@ -244,7 +244,9 @@ class Controller:
         replica = self._replicas.remove(name)
         if replica is None:
             return
-        self.state.counters.replicas_lost += reason != STOPPED
+        if reason != STOPPED:
+            self.state.counters.replicas_lost += 1
+            self._endurance.note_death(replica, reason)
         for group in self._groups.held_by(name):
             self._endurance.note_failed(f"{name}: {reason}")
             self._groups.retry(group)

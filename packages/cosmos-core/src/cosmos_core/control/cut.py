@@ -1,5 +1,7 @@
 """The cut: what a checkpoint must hold of the controller, so that the sample stream goes on."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from cosmos_core.control.state import (
@@ -27,11 +29,19 @@ class Cut(msgspec.Struct, kw_only=True, frozen=True):
 def cut_of(state: ControllerState) -> bytes:
     """Return the sample stream at the end of the step in hand, or now if there is none."""
     training = state.training
-    done = set(training.ordinals) if training else set[int]()
+    return _cut(state, state.step + 1, training.ordinals) if training else cut_before(state)
+
+
+def cut_before(state: ControllerState) -> bytes:
+    """Return the sample stream at the beginning of the step in hand, or now if there is none."""
+    return _cut(state, state.step, ())
+
+
+def _cut(state: ControllerState, step: int, done: Sequence[int]) -> bytes:
     cut = Cut(
-        step=state.step + (training is not None),
+        step=step,
         next_ordinal=state.next_ordinal,
-        unfinished=tuple(sorted(state.groups.keys() - done)),
+        unfinished=tuple(sorted(state.groups.keys() - set(done))),
         dropped=dict(state.counters.dropped),
         rounds_done=tuple(state.rounds_done),
         line=state.line,

@@ -5,16 +5,22 @@ Which limit it was is told by how the reason begins.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
-from cosmos_core.control.state import ControllerState, EnduranceState
+from cosmos_core.control.state import (
+    UNKNOWN_VERSION,
+    ControllerState,
+    EnduranceState,
+    ReplicaState,
+)
 from cosmos_core.messages import SampleRef
 
 UNREWARDED = "no sample has a reward"
 EQUAL = "no group has rewards that differ"
 FAILING = "nothing but failures"
 STANDSTILL = "the run gets no further"
+DEADLY = "policy replicas do not survive"
 _FEWEST_FAILED = 3
 _FOR_EACH_IN_WORK = 20
 _LONGEST_EXCUSE = 4
@@ -33,17 +39,21 @@ class EnduranceConfig:
             reward that takes too long, or whose service is away, is waited for instead.
         equal_groups: so many groups in a row whose rewards were all equal, where
             ``trainer.drop_zero_signal`` drops such groups; and 20 for each that is in work.
-        failing_s: seconds for which groups have come back, and each had failed, while nothing was
-            trained: a reward service or an engine that is away and does not come back. Groups in
-            work that take longer are waited for, up to four times as long.
+        failing_s: seconds for which groups were tried, and each that came back had failed, while
+            nothing was trained: a reward service or an engine that is away and does not come back.
+            Groups in work that take longer are waited for, up to four times as long.
         standstill_s: seconds in which nobody had anything to do: a replica that does not join,
-            weights that nobody can load. Not while somebody has scaled rollouts to none.
+            weights that nobody can load. Not while somebody has scaled rollouts to none. A recipe
+            refuses less than a load of weights, or a replica's start, may take.
+        step_attempts: so many attempts in a row at one step, or at it and those before it, in each
+            of which a policy replica died.
     """
 
     unrewarded_samples: int = 64
     equal_groups: int = 1000
     failing_s: float = 3600.0
     standstill_s: float = 14400.0
+    step_attempts: int = 20
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -51,23 +61,32 @@ class EnduranceConfig:
         Raises:
             ValueError: naming the limit that is negative or not finite.
         """
-        for name in ("unrewarded_samples", "equal_groups", "failing_s", "standstill_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must be 0 (for no limit) or more"
-                )
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{limit.name} is {value}; it must be 0 (for no limit) or more")
+
+
+@dataclass(frozen=True, slots=True)
+class AtWork:
+    """What is being done.
+
+    Attributes:
+        num_generating: groups in work.
+        is_training: whether a step is in hand, and the policy replicas that it needs are there.
+    """
+
+    num_generating: int
+    is_training: bool
 
 
 class Endurance:
     """All changes to ``state.endurance`` go through here; it may set ``state.stopping``."""
 
-    def __init__(
-        self, state: ControllerState, config: EnduranceConfig, policies_needed: int
-    ) -> None:
+    def __init__(self, state: ControllerState, config: EnduranceConfig) -> None:
         """Go on with what is there."""
         self._state = state
         self._config = config
-        self._policies_needed = policies_needed
 
     @property
     def _own(self) -> EnduranceState:
@@ -120,37 +139,69 @@ class Endurance:
                 "trainer.drop_zero_signal drops such groups"
             )
 
+    def note_ordered(self) -> None:
+        """Note that a step was ordered: formed, or given again to a policy replica that joined."""
+        self._own.is_tried = True
+
+    def note_death(self, replica: ReplicaState, reason: str) -> None:
+        """Note a death: that of a policy replica ends an attempt at the step in hand, once."""
+        own, state, limit = self._own, self._state, self._config.step_attempts
+        if replica.role != "policy" or state.training is None or not own.is_tried:
+            return
+        own.is_tried = False
+        if state.step > own.deadly_step:
+            own.deadly_step, own.deaths = state.step, 0
+        own.deaths += 1
+        if limit and own.deaths >= limit:
+            last = f"the last with that of {replica.name}: {reason}"
+            self._give_up(
+                f"{DEADLY} step {own.deadly_step + 1}: {own.deaths} attempts in a row at it, or at "
+                f"steps before it, ended with a death, {last}"
+            )
+
     # ---------------------------------------------------------------- time that passes
 
-    def tick(self, now: float, stages: Mapping[str, int], waiting_for: Callable[[], str]) -> None:
+    def tick(self, now: float, at_work: AtWork, waiting_for: Callable[[], str]) -> None:
         """Let time pass, and stop a run that has got no further for too long.
 
         Args:
             now: seconds of the controller's clock.
-            stages: how many groups are in each.
+            at_work: what is being done.
             waiting_for: says what the run waits for.
         """
         own, config, state = self._own, self._config, self._state
+        is_training = at_work.is_training
         passed_s = now - own.ticked_s if own.ticked_s >= 0 else 0.0
         own.ticked_s = now
         is_paused = state.wanted_rollouts == 0
-        has_policies = len(state.policies()) >= self._policies_needed
-        is_training = state.training is not None and has_policies
+        is_lacking = state.training is not None and not is_training
+        own.lacking_s = own.lacking_s + passed_s if is_lacking else 0.0
         is_answering = state.round is not None and bool(state.round.given)
-        is_at_work = is_training or is_answering or stages["generating"] > 0
-        if is_at_work or is_paused or len(state.replicas) > own.most_there:
+        is_sampling = is_answering or at_work.num_generating > 0
+        if is_training or is_sampling or is_paused or len(state.replicas) > own.most_there:
             own.most_there, own.still_s = len(state.replicas), 0.0
-        else:
+        elif not self._is_loading:
             own.still_s += passed_s
-        if own.failed and not is_training and not is_paused and any(state.rollouts()):
+        is_trying = is_sampling or any(replica.resting for replica in state.rollouts())
+        if own.failed and is_trying and not is_training and not is_paused:
             own.failing_s += passed_s
         if 0 < config.standstill_s <= own.still_s:
-            self._stop(f"{STANDSTILL}: for {own.still_s:.0f} s it has waited for {waiting_for()}")
+            self._give_up(
+                f"{STANDSTILL}: for {own.still_s:.0f} s it has waited for {waiting_for()}"
+            )
         elif self._fails_too_long(now):
             self._stop(
                 f"{FAILING} for {own.failing_s:.0f} s: {own.failed} attempts at prompts in a row, "
                 f"the last with: {own.last_failure}"
             )
+
+    @property
+    def _is_loading(self) -> bool:
+        """Whether weights are on their way, but for those that have failed to arrive before."""
+        return any(
+            replica.loading != UNKNOWN_VERSION and not replica.failed_loads
+            for replica in self._state.rollouts()
+        )
 
     def _fails_too_long(self, now: float) -> bool:
         """Whether all attempts have failed for too long, and none in work may yet be another."""
@@ -163,6 +214,10 @@ class Endurance:
             return False
         groups = self._state.groups.values()
         return not any(g.stage == "generating" and 2 * (now - g.since_s) > limit_s for g in groups)
+
+    def _give_up(self, reason: str) -> None:
+        self._stop(reason)
+        self._own.gives_up_step = True
 
     def _stop(self, reason: str) -> None:
         self._state.stopping = self._state.stopping or reason

@@ -42,7 +42,7 @@ class LoneRound:
         self._state = ControllerState()
         replicas = ReplicaTable(self._state, config)
         replicas.add(ReplicaJoined(replica=replica, role="rollout", slots=slots), 0.0)
-        endurance = Endurance(self._state, config.endurance, config.policies_needed)
+        endurance = Endurance(self._state, config.endurance)
         self._rounds = Rounds(self._state, config, replicas, endurance)
         self._rounds.open_if_due(0.0)
 

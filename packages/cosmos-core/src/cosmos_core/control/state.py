@@ -212,7 +212,11 @@ class EnduranceState(msgspec.Struct, kw_only=True):
     not by the fault of a reward. ``failed`` counts attempts at groups in a row that came to
     nothing, ``failing_s`` the seconds since the first of them while nothing was trained;
     ``still_s`` are those in which nobody had anything to do and no more than ``most_there``
-    replicas were there. ``ticked_s`` is when time was counted last; -1 before.
+    replicas were there. ``ticked_s`` is when time was counted last; -1 before. ``lacking_s``: for
+    how long the step in hand has had too few policy replicas, or such as disagree. ``deaths``
+    counts attempts at ``deadly_step``, and steps before it, in which a policy replica died since a
+    step after it was taken; ``is_tried`` says that another attempt is under way.
+    ``gives_up_step``: the run ends, and waits for no step in hand.
     """
 
     has_reward: bool = False
@@ -223,6 +227,11 @@ class EnduranceState(msgspec.Struct, kw_only=True):
     still_s: float = 0.0
     most_there: int = 0
     ticked_s: float = -1.0
+    lacking_s: float = 0.0
+    deadly_step: int = UNKNOWN_VERSION
+    deaths: int = 0
+    is_tried: bool = False
+    gives_up_step: bool = False
 
 
 class ControllerState(msgspec.Struct, kw_only=True):

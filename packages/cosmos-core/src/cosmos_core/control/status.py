@@ -14,6 +14,7 @@ from cosmos_core.control.state import (
     ControllerState,
     ReplicaState,
 )
+from cosmos_core.control.steps import hold_step
 
 _MOST_REPLICAS = 100
 _MOST_NAMED = 3
@@ -112,22 +113,10 @@ def _policies(state: ControllerState, config: ControllerConfig, now: float) -> s
         said = f"{missing} of {config.policies_needed} policy replicas to join"
         there = f" beside {', '.join(policy.name for policy in policies)}" if policies else ""
         return f"{said}{there}{_silent(state, now)}"
-    if not _agree(state, config):
+    if not hold_step(state, config):
         found = ", ".join(f"{policy.name} at {_version_of(policy)}" for policy in policies)
         return f"policy replicas to agree on version {state.step}: {found}"
     return ""
-
-
-def _agree(state: ControllerState, config: ControllerConfig) -> bool:
-    """Whether policy replicas have the weights that the next step, or that in hand, needs.
-
-    Of those that come and go one that has them is enough, or one that is helped to them.
-    """
-    held = {policy.version for policy in state.policies()}
-    if config.min_policies:
-        return held != {UNKNOWN_VERSION}
-    step = state.step
-    return held == {step} if state.training is None else held <= {step, step + 1}
 
 
 def _version_of(policy: ReplicaState) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.cut import cut_of
+from cosmos_core.control.endurance import AtWork, Endurance
 from cosmos_core.control.groups import GroupTable
 from cosmos_core.control.ordinals import pack_ordinals, unpack_ordinals
 from cosmos_core.control.staleness import policy_of
@@ -29,13 +30,18 @@ class Steps:
     """All changes to ``state.step`` and ``state.training`` go through here."""
 
     def __init__(
-        self, state: ControllerState, config: ControllerConfig, groups: GroupTable
+        self,
+        state: ControllerState,
+        config: ControllerConfig,
+        groups: GroupTable,
+        endurance: Endurance,
     ) -> None:
         """Go on with what is there."""
         self._stats: list[StepStats] = []
         self._state = state
         self._config = config
         self._groups = groups
+        self._endurance = endurance
         self._policy = policy_of(config.staleness)
 
     # ---------------------------------------------------------------- looking
@@ -66,6 +72,14 @@ class Steps:
             self._config.min_policies > 0
             or all(policy.version == self._state.step for policy in policies)
         )
+
+    @property
+    def at_work(self) -> AtWork:
+        """What is being done."""
+        state, needed = self._state, self._config.policies_needed
+        is_whole = len(state.policies()) >= needed and hold_step(state, self._config)
+        is_training = state.training is not None and is_whole
+        return AtWork(self._groups.stages["generating"], is_training)
 
     def versions_held(self) -> set[int]:
         """Return the versions of the policy replicas; of those that come and go, the newest.
@@ -139,6 +153,7 @@ class Steps:
         """Return the step in hand as an order to each of some policy replicas."""
         for policy in policies:
             policy.ordered = True
+            self._endurance.note_ordered()
         return [(policy.name, self.order()) for policy in policies]
 
     def order(self) -> Train:
@@ -159,7 +174,8 @@ class Steps:
         training = self._state.training
         if training is not None and step == training.step:
             policy.version = max(policy.version, step + 1)
-            self.commit_if_done(now)
+            if self._state.stop is None:  # then it is for `Ending` to say
+                self.commit_if_done(now)
         elif not self._config.min_policies:
             self._state.counters.duplicates += 1
         else:
@@ -169,13 +185,35 @@ class Steps:
 
     def commit_if_done(self, now: float) -> None:
         """Commit the step in hand if all policy replicas, or members, hold its weights."""
-        state, training = self._state, self._state.training
-        policies = state.policies()
+        training, policies = self._state.training, self._state.policies()
         if training is None or len(policies) < self._config.policies_needed:
             return
         is_taken = any if self._config.min_policies else all
-        if not is_taken(policy.version == training.step + 1 for policy in policies):
-            return
+        if is_taken(policy.version == training.step + 1 for policy in policies):
+            self._commit(training, now)
+
+    def commit_if_kept(self, now: float) -> bool:
+        """Commit the step in hand if somebody has its weights, however few are there.
+
+        Whoever has them took it with all the others. Where policy replicas always are the same, who
+        is at it may yet say that it has them too, and is waited for until it has done what it was
+        told.
+
+        Returns:
+            Whether it was committed.
+        """
+        training = self._state.training
+        known = [p for p in self._state.policies() if p.version != UNKNOWN_VERSION]
+        if training is None or all(policy.version <= training.step for policy in known):
+            return False
+        open_ones = [p for p in known if p.version <= training.step and not p.stopped]
+        if open_ones and not self._config.min_policies:
+            return False
+        self._commit(training, now)
+        return True
+
+    def _commit(self, training: StepState, now: float) -> None:
+        state = self._state
         state.last_step = self._statistics(training, now)
         self._stats.append(state.last_step)
         for group in self._training_groups(training):
@@ -266,6 +304,18 @@ class Steps:
             trained_length=sum(sample.num_tokens for sample in samples) / len(samples),
             generated_length=counters.generated_tokens / max(1, counters.generated_samples),
         )
+
+
+def hold_step(state: ControllerState, config: ControllerConfig) -> bool:
+    """Whether policy replicas have the weights that the next step, or that in hand, needs.
+
+    Of those that come and go one that has them is enough, or one that is helped to them.
+    """
+    held = {policy.version for policy in state.policies()}
+    if config.min_policies:
+        return held != {UNKNOWN_VERSION}
+    step = state.step
+    return held == {step} if state.training is None else held <= {step, step + 1}
 
 
 def _newest(group: GroupState) -> int:
