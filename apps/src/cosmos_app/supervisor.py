@@ -23,6 +23,7 @@ Outcome = Literal["restarted", "gave up", "gave up, the others go on"]
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 _HEALTHY_S = 30.0
+_FORGIVEN_S = 3600.0
 _LOG_TAIL_LINES = 15
 _LOOK_AGAIN_S = 1.0
 
@@ -37,6 +38,7 @@ class ChildSpec:
         environment: additions to this process's environment.
         log: file that gets its standard output and error.
         restarts: how often it is started again after it died unasked.
+        forgiven_s: who has lived for so long has all of them again.
         group: those of one group go on without one that is given up; empty if nobody does.
         needed: as long as so many of the group are left.
     """
@@ -48,6 +50,7 @@ class ChildSpec:
     restarts: int
     group: str = ""
     needed: int = 1
+    forgiven_s: float = _FORGIVEN_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +86,16 @@ class Restarts:
         left: how often it may yet be.
     """
 
-    def __init__(self, allowed: int) -> None:
-        """None is used up yet."""
+    def __init__(self, allowed: int, forgiven_s: float = _FORGIVEN_S) -> None:
+        """None is used up yet.
+
+        Args:
+            allowed: so many in a row, of processes that did not live long.
+            forgiven_s: one that lived for so many seconds has all of them again.
+        """
         self.left = allowed
+        self._allowed = allowed
+        self._forgiven_s = forgiven_s
         self._pause_s = 0.0
 
     def pause_after(self, returncode: int, lived_s: float) -> float | None:
@@ -95,6 +105,8 @@ class Restarts:
         long as the last, but as short as the first if the process had been alive for a while:
         what kills it every hour does not come from starting it too soon.
         """
+        if lived_s >= self._forgiven_s:
+            self.left = self._allowed
         if returncode == REFUSED or not self.left:
             return None
         self.left -= 1
@@ -252,7 +264,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _keep(self, spec: ChildSpec) -> None:
-        restarts = Restarts(spec.restarts)
+        restarts = Restarts(spec.restarts, spec.forgiven_s)
         while True:
             started = time.monotonic()
             process = await self._spawn(spec)

@@ -184,6 +184,32 @@ def test_pauses_between_restarts_grow_until_a_child_has_lived_for_a_while() -> N
     assert [restarts.pause_after(1, 0.1) for _ in range(20)][-1] == 30.0
 
 
+def test_a_process_that_has_lived_for_an_hour_has_all_its_restarts_again() -> None:
+    restarts = Restarts(2)
+    assert [restarts.pause_after(1, 3599.0) for _ in range(3)] == [0.5, 0.5, None]
+    restarts = Restarts(2)
+    assert [restarts.pause_after(1, 3600.0) for _ in range(50)] == [0.5] * 50
+    assert restarts.left == 1
+    none = Restarts(0)
+    assert none.pause_after(1, 7200.0) is None
+
+
+async def test_a_child_that_dies_now_and_then_is_always_started_again(tmp_path: Path) -> None:
+    """Three deaths in days are no reason to end a run."""
+    mark = tmp_path / "lives"
+    code = (
+        f"import pathlib, sys, time; p = pathlib.Path({str(mark)!r}); "
+        "n = len(p.read_text()) if p.exists() else 0; "
+        "p.write_text('x' * (n + 1)); time.sleep(0.4); sys.exit(0 if n == 3 else 1)"
+    )
+    spec = replace(_spec(tmp_path, code, restarts=1), forgiven_s=0.3)
+    supervisor = Supervisor(ignore)
+    supervisor.start(spec)
+    await supervisor.wait([spec.name])
+    assert mark.read_text() == "xxxx"
+    assert [incident.outcome for incident in supervisor.incidents] == ["restarted"] * 3
+
+
 def test_a_refusal_uses_up_no_restart_and_gets_none() -> None:
     restarts = Restarts(1)
     assert restarts.pause_after(2, 0.1) is None
