@@ -19,6 +19,7 @@ from cosmos_core.bus import (
 from cosmos_core.control import ControllerConfig, StalenessConfig
 from cosmos_core.messages import (
     Generate,
+    GroupFailed,
     Progress,
     ReplicaJoined,
     ReplicaLeft,
@@ -109,6 +110,38 @@ async def test_a_replica_that_waits_for_a_controller_for_too_long_ends_and_says_
                 await waiting
     assert len(said) == 1
     assert "waits for one for another" in said[0]
+
+
+async def test_progress_is_told_to_no_controller_that_is_not_there(server) -> None:
+    """For half a day of it, every 2 s from each replica, Redis would have to have room."""
+    progress = Progress(replica="rollout-0", count=1)
+    async with (
+        asyncio.timeout(60),
+        await Bus.connect(server.url, "silent") as bus,
+        channel_of(bus, []) as channel,
+    ):
+        commands = channel.commands()
+        host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+        given = await anext(commands)
+        assert isinstance(given, Generate)
+        await kill(host)
+        await asyncio.sleep(2 * HOST.lease_s)  # until its lease has run out
+        count = await bus.call(lambda c: c.xlen(bus.keys.events))
+        for _ in range(100):
+            await channel.send(progress)
+        assert await bus.call(lambda c: c.xlen(bus.keys.events)) == count
+        failed = GroupFailed(
+            replica="rollout-0", group=given.group, attempt=given.attempt, reason="engine"
+        )
+        await channel.send(failed)
+        assert await bus.call(lambda c: c.xlen(bus.keys.events)) == count + 1, "others are kept"
+        host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+        again = await anext(commands)
+        assert isinstance(again, Generate)
+        await asyncio.sleep(0.5)
+        await channel.send(progress)
+        await bus.send_event(StopRequested(reason="Ctrl-C"))
+        assert await host == "Ctrl-C"
 
 
 async def test_a_replica_that_a_run_has_ended_without_is_told_to_stop(server) -> None:

@@ -20,6 +20,7 @@ from cosmos_core.messages import (
     GroupFailed,
     GroupFinished,
     GroupId,
+    Progress,
     ReplicaJoined,
     ReplicaLeft,
     StepFinished,
@@ -113,6 +114,9 @@ class ReplicaChannel:
     async def send(self, event: Event) -> None:
         """Report an event, durable when this returns.
 
+        Progress is only told to a controller that is there: one that comes later would have to read
+        all that replicas had said meanwhile, and Redis to keep it.
+
         Raises:
             BusUnreachableError: if Redis stays away for longer than the patience of the bus.
         """
@@ -130,6 +134,8 @@ class ReplicaChannel:
                 )
             case VersionPublished():
                 self._joined = msgspec.structs.replace(self._joined, published=event.version)
+            case Progress() if not await self._call(lambda c: c.exists(self._keys.lease)):
+                return
             case _:
                 pass
         await self._append(event)
