@@ -130,6 +130,7 @@ def test_a_run_that_gets_no_further_ends_with_a_checkpoint_that_goes_on(
 
 
 def test_a_run_that_nobody_joins_ends_and_says_who_is_missing(runner: Runner) -> None:
-    run = runner.start(*SMALL, "launch.external=true", "endurance.standstill_s=3")
+    waits = ("weight_sync.deadline_s=3", "launch.start_s=3", "cluster.join_s=3")
+    run = runner.start(*SMALL, "launch.external=true", "endurance.standstill_s=3", *waits)
     missing = "it has waited for 1 of 1 policy replicas to join"
     ended(run, 1, words=("the run gets no further: for ", missing, "endurance.standstill_s"))

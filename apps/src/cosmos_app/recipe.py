@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from cosmos_algos import AlgorithmConfig, GrpoConfig
+from cosmos_app.bus_config import BusConfig
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.data_config import DataConfig, check_judged
+from cosmos_app.endurance_limits import check_standstill
 from cosmos_app.learnable import check_head, check_learnable
 from cosmos_app.length_reward import LengthRewardConfig
 from cosmos_app.policy_config import PolicyConfig, check_elastic
@@ -123,41 +125,13 @@ class WeightSyncConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BusConfig:
-    """The control plane.
-
-    Attributes:
-        url: a Redis or Valkey server, 6.2 or later, that evicts no keys and is no replica; the
-            bundled one is started when there is none.
-            A run's keys there go a week after its end, or its controller's last sign of life.
-        port: of the bundled server; 0 for any free one.
-        host: address, of IPv4 or IPv6, that the bundled server listens on beside loopback, for
-            replicas on other machines; it always has a password.
-        lease_s: a replica that shows no progress for this long is declared dead. A bundled server
-            that says nothing for as long, but 10 s at least and 30 at most, is started again.
-    """
-
-    url: str | None = None
-    port: int = 0
-    host: str = "127.0.0.1"
-    lease_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        require_at_least(self, {"port": 0, "lease_s": 0.1})
-        if self.port > 65535 or math.isinf(self.lease_s):
-            raise ValueError(
-                f"port is {self.port} and lease_s {self.lease_s}; want a port, 0 for any free one, "
-                "and a number of seconds"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchConfig:
     """How processes are kept alive.
 
     Attributes:
         restarts: how often each process, and the bundled Redis, is started again after it died; in
             jobs of SLURM those that others go on without: rollouts, teachers and elastic policies.
+            One that has lived for an hour has all of them again.
         standbys: controllers that wait to take over from the one that has the lease.
         external: policy and rollout replicas are started by somebody else, such as SLURM, and join
             when the run is there.
@@ -293,6 +267,13 @@ class Recipe:
             check_judged(self.data, self.reward)
         if self.elastic is not None:
             check_elastic(self.elastic, self.policy)
+        least_s = {
+            "weight_sync.deadline_s": self.weight_sync.deadline_s,
+            "launch.start_s": self.launch.start_s,
+        }
+        if self.launch.external:
+            least_s["cluster.join_s"] = self.cluster.join_s
+        check_standstill(self.endurance, least_s)
         check_nucleus(self.rollout, self.validation.top_p)
         check_colocation(self.rollout, self.staleness, num_policies=self.policy.replicas)
         self.policy.parallel.resolve(self.policy.ranks)

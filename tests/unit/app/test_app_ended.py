@@ -50,6 +50,26 @@ def test_each_end_has_its_error_its_exit_code_and_what_to_do(
     assert exit_code_of(raised.value) == code
 
 
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ((), "launch.start_s 3600"),
+        (("weight_sync.deadline_s=7200",), "weight_sync.deadline_s 7200"),
+        (("launch.start_s=60", "launch.external=true"), "cluster.join_s 1800"),
+    ],
+)
+def test_a_standstill_shorter_than_a_start_or_a_load_is_refused(settings, longest) -> None:
+    words = rf"endurance.standstill_s is 100 and {longest}: a run would end for whom that setting"
+    with pytest.raises(ConfigError, match=words):
+        load_recipe(SUMS, ["endurance.standstill_s=100", *settings])
+
+
+def test_a_standstill_may_be_short_where_starts_and_loads_are_and_none_is_no_limit() -> None:
+    short = ["endurance.standstill_s=120", "launch.start_s=120"]
+    assert load_recipe(SUMS, short).endurance.standstill_s == 120.0
+    assert load_recipe(SUMS, ["endurance.standstill_s=0"]).endurance.standstill_s == 0.0
+
+
 def test_limits_are_settings_of_the_recipe() -> None:
     config = controller_config(load_recipe(SUMS, ["endurance.failing_s=60"]), 0)
     assert config.endurance.failing_s == 60.0
