@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run the tests of the MLflow sink with MLflow itself, in an environment of its own: MLflow asks for older
-# versions of importlib_metadata, cachetools and FastAPI than constraints.txt has. First with cosmos-core
-# alone, then a whole run, for which the workspace's libraries are found behind those of that environment.
+# versions of importlib_metadata and cachetools than constraints.txt has. First with cosmos-core alone,
+# then a whole run, for which the workspace's libraries are found behind those of that environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
