@@ -312,14 +312,23 @@ def test_the_page_of_the_run_shows_what_became_of_it(
         )
         assert [name for name, _ in lanes] == ["policy-0", "rollout-0", "rollout-1"]
         assert all(marks for name, marks in lanes if name != "policy-0"), "weights came to both"
-        versions = page.execute_script(
-            "return [...document.querySelectorAll('#samples .token-span')]"
-            ".map((e) => [Number(e.dataset.version), getComputedStyle(e).backgroundColor])"
-        )
-        last = seen.steps + 4  # which is only validated
-        assert {-1} < {version for version, _ in versions} <= set(range(-1, last + 1))
+        assert_coloured_by_version(page, seen.steps + 5)  # the last is only validated
         assert text(page, "#books").endswith(books_said(run.report["books"]))
         replay.end()
+
+
+def assert_coloured_by_version(page: Any, num_versions: int) -> None:
+    """What was given has no colour; what was sampled has that of its version, one of six."""
+    spans = page.execute_script(
+        "return [...document.querySelectorAll('#samples .token-span')]"
+        ".map((e) => [Number(e.dataset.version), getComputedStyle(e).backgroundColor])"
+    )
+    assert {-1} < {version for version, _ in spans} <= set(range(-1, num_versions))
+    assert {colour for version, colour in spans if version < 0} == {"rgba(0, 0, 0, 0)"}
+    places = {version % 6 for version, _ in spans if version >= 0}
+    coloured = {(version % 6, colour) for version, colour in spans if version >= 0}
+    assert len(coloured) == len(places), "one colour each"
+    assert len({colour for _, colour in coloured}) == len(places) > 1, "and no two the same"
 
 
 def books_said(books: dict[str, Any]) -> str:

@@ -5,13 +5,13 @@ import importlib.util
 import io
 import json
 import math
-import struct
 import time
 from pathlib import Path
 
 import pytest
 from full_disks import no_file_longer_than
 from rich.console import Console
+from sinks_read import wandb_history
 
 from cosmos_core.metrics import (
     ConsoleSinkConfig,
@@ -202,32 +202,6 @@ def test_tensorboard_finds_every_point_at_its_step_and_time(context: SinkContext
         ("policy-0", "policy/grad_norm"): [(100.0, 0, 2.0)],
         ("policy-1", "policy/loss"): [(102.0, 1, 8.0)],
     }
-
-
-def wandb_history(path: Path) -> list[dict[str, float]]:
-    """Read the history out of a ``.wandb`` file: a LevelDB log of protobuf records.
-
-    A header of 7 bytes, then blocks of 32 KiB of (checksum u32, length u16, kind u8, data); the few
-    records of this test lie whole in the first block.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    data, position, history = path.read_bytes(), 7, list[dict[str, float]]()
-    while position + 7 <= len(data):
-        _, length, kind = struct.unpack_from("<IHB", data, position)
-        position += 7
-        assert kind == 1, "a record in pieces"
-        record = wandb_internal_pb2.Record.FromString(data[position : position + length])
-        position += length
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            history.append(
-                {
-                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                    for item in items
-                }
-            )
-    return history
 
 
 def test_wandb_keeps_the_run_offline_in_the_run_directory(context: SinkContext):
