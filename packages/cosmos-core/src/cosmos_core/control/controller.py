@@ -382,8 +382,10 @@ class Controller:
         """Give prompts to the replicas with the most free slots while staleness allows it."""
         if self._rounds.blocks_training:
             return
-        while (replica := self._replicas.with_room(self._steps.may_dispatch)) is not None:
-            if replica.busy >= self._share_of(replica):
+        may_train = self._steps.may_dispatch
+        while (replica := self._replicas.with_room(may_train)) is not None:
+            kept = self._rounds.kept_slots(may_train)
+            if replica.busy >= self._replicas.share(replica, self._groups.room(), may_train, kept):
                 return
             group = self._groups.next_prompt()
             if group is None:
@@ -396,7 +398,3 @@ class Controller:
                 withheld_s=self._replicas.fill(replica, now),
             )
             self._commands.append((replica.name, generate))
-
-    def _share_of(self, replica: ReplicaState) -> int:
-        room, may_train = self._groups.room(), self._steps.may_dispatch
-        return self._replicas.share(replica, room, may_train, self._rounds.kept_slots(may_train))
