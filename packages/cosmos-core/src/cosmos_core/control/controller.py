@@ -241,8 +241,7 @@ class Controller:
             self._settle(replica, now)
 
     def _lose(self, name: str, reason: str) -> None:
-        replica = self._replicas.remove(name)
-        if replica is None:
+        if (replica := self._replicas.remove(name)) is None:
             return
         if reason != STOPPED:
             self.state.counters.replicas_lost += 1
@@ -308,10 +307,9 @@ class Controller:
 
     def _settle(self, joined: ReplicaState, now: float) -> None:
         """Find out from a policy replica that joined which step the run is at."""
+        held, training, step = self._steps.versions_held(), self.state.training, self.state.step
         if len(self.state.policies()) < self.config.policies_needed:
             return
-        held = self._steps.versions_held()
-        training, step = self.state.training, self.state.step
         if training is not None and held <= {step, step + 1}:
             if step + 1 not in held and not self.config.min_policies:
                 self._forget_weights_after(step)
