@@ -36,6 +36,7 @@ from typing import Any
 import psutil
 from measure import end_on_sigterm, pids_of
 from soak_judge import GROUPS, judge, judge_others, judge_samples
+from soak_weights import has_learnt, weights_of
 
 from cosmos_app.event_log import parse_events
 from cosmos_core.simulation import StepTaken, read_log
@@ -82,7 +83,8 @@ class Soaked:
     Attributes:
         seed: of its victims and moments.
         steps: it was to take.
-        is_in_step: whether it was synchronous, and compared with one that was left alone.
+        is_in_step: whether it was synchronous.
+        is_compared: whether its weights were compared with those of a run that was left alone.
         kills: how many of each kind; those that were stopped instead are among them.
         hangs: how many were, of each kind.
         failed: samples whose reward failed.
@@ -93,6 +95,7 @@ class Soaked:
     seed: int
     steps: int
     is_in_step: bool
+    is_compared: bool = False
     kills: dict[str, int] = field(default_factory=dict)
     hangs: dict[str, int] = field(default_factory=dict)
     failed: int = 0
@@ -270,17 +273,11 @@ def processes_below(rollout: int, title: str) -> list[int]:
         return []
 
 
-def weights_of(output: Path) -> dict[str, bytes]:
-    """Return the weights that a run ended with."""
-    files = sorted((output / "export/model").glob("*.safetensors"))
-    return {file.name: file.read_bytes() for file in files}
-
-
 def left_alone(folder: Path, steps: int, longest_s: float) -> dict[str, bytes]:
     """Return the weights of a synchronous run that nobody disturbs; it is run once.
 
     Raises:
-        RuntimeError: if even that does not end well.
+        RuntimeError: if even that does not end well, or leaves the weights as they were.
     """
     output = folder / f"alone-{steps}"
     if not (output / "export").exists():
@@ -289,6 +286,8 @@ def left_alone(folder: Path, steps: int, longest_s: float) -> dict[str, bytes]:
         problems = Soak(output, soaked).run(0, 1.0, longest_s).problems
         if problems:
             raise RuntimeError(f"a run without a kill failed: {'; '.join(problems)}; see {output}")
+    if not has_learnt(output):
+        raise RuntimeError(f"a run without a kill learnt nothing; see {output}")
     return weights_of(output)
 
 
@@ -302,6 +301,7 @@ def soak_once(folder: Path, soaked: Soaked, num_kills: int, options: argparse.Na
     is_same = soaked.is_in_step and options.engine == "scripted" and not soaked.failed
     if is_same and not soaked.problems:
         expected = left_alone(folder, soaked.steps, options.longest)
+        soaked.is_compared = True
         if not expected or weights_of(output) != expected:
             soaked.problems.append("the weights are not those of a run without kills")
     if not soaked.problems:

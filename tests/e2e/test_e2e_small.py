@@ -22,12 +22,12 @@ from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_core.simulation import Span, StepTaken, read_log
 
 ON_POLICY = ("staleness.depth=0", "staleness.bound=0")
-# a random model is never right, but its answers have lengths; plain descent does not turn the
-# smallest differences into steps of full size, as Adam does
-MOVING = (
-    "reward.rewards=[{kind='length', target=0, limit=32}]",
-    "learner.optimizer={kind='sgd', lr=0.1}",
-)
+# a random model is never right, but its answers have lengths
+BY_LENGTH = "reward.rewards=[{kind='length', target=0, limit=32}]"
+# plain descent does not turn the smallest differences into steps of full size, as Adam does
+MOVING = (BY_LENGTH, "learner.optimizer={kind='sgd', lr=0.1}")
+# bit for bit there are none, and what Adam has gathered must be kept as well
+WHOLE = (*SMALL, *ON_POLICY, BY_LENGTH, "trainer.steps=8")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -38,6 +38,11 @@ def exported(run: Run) -> dict[str, torch.Tensor]:
 def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def assert_moved(run: Run) -> None:
+    """Hold that its weights are not those it began with: those are equal in any two runs."""
+    assert difference(load_file(run.output / "model" / "model.safetensors"), exported(run)) > 1e-3
 
 
 def assert_speeds(run: Run, num_ranks: int, tokens: list[int]) -> None:
@@ -55,20 +60,22 @@ def assert_speeds(run: Run, num_ranks: int, tokens: list[int]) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Eight steps of one policy to which nothing happens, without a checkpoint on the way."""
     folder = tmp_path_factory.mktemp("whole")
-    return Runner(folder, forks=True).complete(*SMALL, *ON_POLICY, "trainer.steps=8")
+    run = Runner(folder, forks=True).complete(*WHOLE)
+    assert_moved(run)
+    return run
 
 
 def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_weights_of_one_that_was_not(
     runner: Runner, whole: Run
 ) -> None:
-    run = runner.start(*SMALL, *ON_POLICY, "trainer.steps=8", name="parts")
+    run = runner.start(*WHOLE, name="parts")
     run.wait_for(lambda: run.steps_done() >= 2)
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 3, run.logs()
     done = run.steps_done()
     assert 2 <= done < 8
     assert_balanced(run.report["books"])
-    again = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=8", name="parts", flags=["--resume"])
+    again = runner.complete(*WHOLE, name="parts", flags=["--resume"])
     assert [r["step"] for r in again.metrics("controller")] == list(range(8))
     assert difference(exported(whole), exported(again)) == 0.0
     steps = [record["values"] for record in again.metrics("policy") if "loss" in record["values"]]
@@ -165,12 +172,13 @@ def test_a_policy_killed_in_a_run_costs_no_step_and_changes_no_weight(
     runner: Runner, whole: Run, replicas: int, bucket: str
 ) -> None:
     """It comes back from its last checkpoint; what it had trained since is trained again."""
-    settings = (*SMALL, *ON_POLICY, "trainer.steps=8", f"policy.replicas={replicas}")
+    settings = (*WHOLE, f"policy.replicas={replicas}")
     checkpoints = ("trainer.checkpoint_every=2", "bus.lease_s=15")
     if replicas == 1:
         checkpoints += (f"trainer.checkpoints={bucket}/killed",)
     if replicas > 1:  # they add up in another order
         whole = runner.complete(*settings, *checkpoints, name="whole")
+        assert_moved(whole)
     run = runner.start(*settings, *checkpoints, name="killed")
     run.wait_for(lambda: run.steps_done() >= 3 and bool(saved_versions(run)))
     os.kill(run.child(f"policy-{replicas - 1}"), signal.SIGKILL)
@@ -201,7 +209,7 @@ def test_two_policy_ranks_and_two_policy_replicas_give_the_weights_of_one(runner
     replicas = runner.complete(*settings, "policy.replicas=2", name="replicas")
     assert difference(exported(one), exported(ranks)) < 1e-5
     assert difference(exported(one), exported(replicas)) < 1e-5
-    assert difference(load_file(one.output / "model" / "model.safetensors"), exported(one)) > 1e-3
+    assert_moved(one)
     of_all, of_the_best = one.report["accuracies"], one.report["best_of_several"]
     assert all(of_all[version] < of_the_best[version] for version in ("0", "3")), "held out"
     first, *_, last = (record["values"] for record in one.metrics("policy"))
@@ -294,7 +302,7 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_running_and_is_resumed_t
 ) -> None:
     every = "trainer.checkpoint_every=2"
     runner.forks = False  # so that they descend from the launcher
-    run = runner.start(*SMALL, *ON_POLICY, "trainer.steps=8", every, name="orphans")
+    run = runner.start(*WHOLE, every, name="orphans")
     run.wait_for(lambda: run.steps_done() >= 4)
     family = descendants(run.process.pid)
     assert len(family) >= 5  # Redis, the controller, a policy, a rollout and its rewards
@@ -304,9 +312,7 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_running_and_is_resumed_t
     while left := [pid for pid in family if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    again = runner.complete(
-        *SMALL, *ON_POLICY, "trainer.steps=8", every, name="orphans", flags=["--resume"]
-    )
+    again = runner.complete(*WHOLE, every, name="orphans", flags=["--resume"])
     assert difference(exported(whole), exported(again)) == 0.0
     assert_balanced(again.report["books"])
 
