@@ -152,3 +152,19 @@ async def test_one_that_stands_by_and_says_so_no_more_is_begun_anew(
     assert said == ["[yellow]controller, which stands by, says nothing[/]"]
     await begun_again(supervisor, "controller", pid)
     assert hung.look_at_standbys("rollout-0", waits) == []
+
+
+async def test_one_that_had_the_lease_and_says_nothing_since_is_begun_anew(
+    supervisor: Supervisor,
+) -> None:
+    """It has never stood by; another took over, and the run may even be over by now."""
+    said: list[str] = []
+    hung = HungProcesses(supervisor, 600.0, said.append, controller_s=2.0)
+    pid = supervisor.pid("rollout-0")
+    assert not any(hung.look_at_standbys("rollout-0", {}) for _ in range(5)), "it has the lease"
+    os.kill(pid or 0, signal.SIGSTOP)
+    assert [hung.look_at_standbys("", {}) for _ in range(2)] == [[], ["rollout-0"]]
+    await asyncio.sleep(2.1)
+    hung.end_standbys(["rollout-0"])
+    assert said == ["[yellow]rollout-0, which stands by, says nothing[/]"]
+    await begun_again(supervisor, "rollout-0", pid)

@@ -88,14 +88,19 @@ class HungProcesses:
         self._supervisor.end_hung(_CONTROLLER, time.time() - self._longest_s)
 
     def look_at_standbys(self, holder: str, said: Mapping[str, float]) -> list[str]:
-        """Return who waits for the lease here, and has not said so for too long.
+        """Return who has to wait for the lease here, and has not said so for too long.
+
+        Whoever had it and has it no more has to wait, too, if only to learn that the run is over.
 
         Args:
-            holder: of the lease, who says other things.
+            holder: of the lease, who says other things; empty if nobody has it.
             said: when each that has ever waited last said so.
         """
-        for name, said_s in said.items():
+        if holder:
+            self._standbys.setdefault(holder, (0.0, 0.0))
+        for name in self._standbys.keys() | said.keys():
             before_s, unsaid_s = self._standbys.get(name, (0.0, 0.0))
+            said_s = said.get(name, 0.0)
             is_news = said_s != before_s or name == holder
             self._standbys[name] = (said_s, 0.0 if is_news else unsaid_s + _LOOK_S)
         mute = [name for name, (_, s) in self._standbys.items() if s >= self._controller_s]
