@@ -123,8 +123,8 @@ class PolicyTime:
         """Write down the step that was taken last; return what else is to be measured of it.
 
         ``wait_s`` is how long it waited for its samples, ``optim_s`` the update of ``train_s``,
-        ``validate_s`` how much of the wait was the validation before the first step, ``save_s``
-        what checkpoints took since the step before; where the device's peak is known,
+        ``validate_s`` how much of the wait was for validations, ``save_s`` what checkpoints took
+        since the step before; where the device's peak is known,
         ``mfu_fwd_bwd`` and ``mfu_wall_clock`` are the share of it in the passes alone, and since
         the end of the step before.
         """

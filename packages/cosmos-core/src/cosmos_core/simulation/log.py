@@ -31,7 +31,7 @@ Activity = Literal[
 ]
 """The first six are a policy replica's, the others a rollout replica's.
 
-``eval`` measures on held-out data, or waits for the validation before the first step.
+``eval`` measures on held-out data, or waits for a validation.
 ``idle_no_work`` holds no group: it is on its way, or there is none yet; ``gated_staleness`` holds
 none since admission withholds it. ``paused_for_weights`` waits for a transfer, ``swap`` puts its
 result in place. With ``env_wait`` it decodes nothing since samples wait for their environment,
