@@ -4,6 +4,7 @@ import itertools
 
 import msgspec
 import pytest
+from control_answers import answered
 
 from cosmos_core.control import (
     FAILURES_ALLOWED,
@@ -18,11 +19,9 @@ from cosmos_core.messages import (
     Event,
     Generate,
     GroupFailed,
-    GroupFinished,
     LoadVersion,
     ReplicaJoined,
     ReplicaLeft,
-    SampleRef,
     StepFinished,
     Train,
     VersionLoaded,
@@ -79,21 +78,7 @@ class Run:
     def answer(self, name: str, asked: Generate) -> None:
         self.asked[name].remove(asked)
         version = self.controller.state.replicas[name].version
-        samples = tuple(
-            SampleRef(
-                sibling=sibling,
-                status="completed",
-                key=f"{asked.group}/{asked.attempt}/{sibling}",
-                num_tokens=1,
-                reward=0.5,
-                oldest_version=version,
-                newest_version=version,
-            )
-            for sibling in range(asked.num_samples)
-        )
-        self.tell(
-            GroupFinished(replica=name, group=asked.group, attempt=asked.attempt, samples=samples)
-        )
+        self.tell(answered(name, asked, version, reward=0.5))
 
     def load(self, name: str, version: int) -> None:
         self.tell(VersionLoaded(replica=name, version=version, transfer_s=0.0, stall_s=0.0))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from control_answers import answered
 
 from cosmos_core.control import Controller, ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.messages import (
@@ -14,12 +15,10 @@ from cosmos_core.messages import (
     Event,
     Generate,
     GroupFailed,
-    GroupFinished,
     LoadFailed,
     Progress,
     ReplicaJoined,
     ReplicaLeft,
-    SampleRef,
     ScaleRequested,
     StepFinished,
     StopRequested,
@@ -61,20 +60,7 @@ class Run:
         """Answer what a rollout was given first, all of its tokens of the weights it holds."""
         order = self.given[name].pop(0)
         version = self.controller.state.replicas[name].version
-        samples = tuple(
-            SampleRef(
-                sibling=sibling,
-                status="completed",
-                key=f"{order.group}/{order.attempt}/{sibling}",
-                num_tokens=1,
-                oldest_version=version,
-                newest_version=version,
-            )
-            for sibling in range(order.num_samples)
-        )
-        self.tell(
-            GroupFinished(replica=name, group=order.group, attempt=order.attempt, samples=samples)
-        )
+        self.tell(answered(name, order, version))
 
     def fail(self, name: str, reason: str) -> None:
         order = self.given[name].pop(0)
