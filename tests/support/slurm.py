@@ -65,16 +65,18 @@ class Slurm:
         folder: of its configuration, state and logs.
         spool: where machines keep what they run; its path is short, as they make sockets in it.
         daemons: one controller, and one for each machine.
+        submitted: who waits for jobs.
     """
 
     machines: Sequence[Machine]
     folder: Path
     spool: Path
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    submitted: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def sbatch(self, script: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         """Submit a script with an environment; who waits for it ends with the job's exit code."""
-        return subprocess.Popen(
+        waiting = subprocess.Popen(
             self.machines[0].command("sbatch", "--wait", str(script)),
             cwd=script.parent,
             env={**environment, **self._known},
@@ -84,6 +86,8 @@ class Slurm:
             text=True,
             start_new_session=True,
         )
+        self.submitted.append(waiting)
+        return waiting
 
     def start(self) -> None:
         """Start the daemons and wait until each machine is ready for jobs."""
@@ -103,6 +107,9 @@ class Slurm:
         """End jobs and daemons."""
         with contextlib.suppress(subprocess.SubprocessError):
             self.ask("scancel", "--full", "--signal=KILL", "--user=root")
+        for waiting in self.submitted:
+            waiting.kill()
+            waiting.communicate(timeout=_DEADLINE_S)
         for daemon in self.daemons:
             daemon.kill()
             daemon.wait(timeout=_DEADLINE_S)
