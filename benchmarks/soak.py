@@ -6,8 +6,10 @@
 Each run is `cosmos-app run` of sums with a tiny model, the scripted engine and a random
 choice of victims: controller, policy, a rollout, its engine's process (vLLM's; the scripted one
 has none), a reward worker or the Redis server. Every few seconds one is killed with signal 9, or
-stopped for good, which is to hang, also while the last one is being started again. The launcher
-restarts what died and ends what hangs; a rollout does so with its reward workers. A run passes if
+stopped for good, which is to hang, also while the last one is being started again. The first is hit
+as the run starts, before it has taken a step, and the last after the last step, as the run ends.
+The launcher restarts what died and ends what hangs; a rollout does so with its reward workers. A
+run passes if
 it reaches its step count, every step was committed, the books balance with nothing dropped and
 nothing in flight, each end of Redis was seen, and no more samples failed than reward workers were
 hit. No sample may be lost or trained on twice: what the policy itself wrote down of each step, as
@@ -35,7 +37,7 @@ from typing import Any
 
 import psutil
 from measure import end_on_sigterm, pids_of
-from soak_judge import GROUPS, judge, judge_others, judge_samples
+from soak_judge import GROUPS, SAMPLES, judge, judge_others, judge_samples
 from soak_weights import has_learnt, weights_of
 
 from cosmos_app.event_log import parse_events
@@ -46,6 +48,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VICTIMS = {"controller": 3, "policy": 1, "rollout": 2, "engine": 2, "reward": 3, "redis": 2}
 _LONGEST_START_S = 300.0
 _POLL_S = 0.2
+# for how long after the first process is there, and after the last step, somebody may be hit
+_AT_START_S, _AT_END_S = 4.0, 1.0
 _KILLS_WITHOUT_A_STEP = 8
 _BELOW_ROLLOUTS = {"reward": "forkserver", "engine": "EngineCore"}  # by their command lines
 _ENDED = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
@@ -58,7 +62,7 @@ _SETTINGS = (
     "warmup.steps=0",
     "reward.rewards=[{kind='length', target=1, limit=16}]",
     f"trainer.groups_per_step={GROUPS}",
-    "trainer.samples_per_group=2",
+    f"trainer.samples_per_group={SAMPLES}",
     "trainer.checkpoint_every=5",
     "rollout.slots=4",
     "data.arithmetic.held_out=8",
@@ -145,18 +149,12 @@ class Soak:
         """Kill so many, ``pause_s`` apart on average, and say what became of it."""
         begun = time.monotonic()
         try:
+            if num_kills > 1:
+                self._kill_at(self._has_begun, _AT_START_S)
             self._until(lambda: self._steps.read() >= 1, _LONGEST_START_S)
-            steps = [0] * _KILLS_WITHOUT_A_STEP
-            for _ in range(num_kills):
-                time.sleep(min(3 * pause_s, self._rng.expovariate(1 / pause_s)))
-                due = (
-                    steps[-_KILLS_WITHOUT_A_STEP] + 1
-                )  # kills alone must not keep it from going on
-                self._until(lambda due=due: self._steps.read() >= due, longest_s)
-                if self._process.poll() is not None:
-                    break
-                steps.append(self._steps.read())
-                self._kill_one()
+            self._kill_often(num_kills - 2, pause_s, longest_s)
+            if num_kills:
+                self._kill_at(lambda: self._steps.read() >= self.soaked.steps, _AT_END_S, longest_s)
             self._until(lambda: False, longest_s)
             self.soaked.problems += self._judge()
         except TimeoutError as error:
@@ -166,6 +164,31 @@ class Soak:
         self.soaked.kills, self.soaked.hangs = dict(self._kills), dict(self._hung)
         self.soaked.seconds = time.monotonic() - begun
         return self.soaked
+
+    def _kill_often(self, num_kills: int, pause_s: float, longest_s: float) -> None:
+        """Kill so many while steps are taken, or as many as there is time for until the last."""
+        steps = [0] * _KILLS_WITHOUT_A_STEP
+        for _ in range(num_kills):
+            time.sleep(min(3 * pause_s, self._rng.expovariate(1 / pause_s)))
+            due = steps[-_KILLS_WITHOUT_A_STEP] + 1  # kills alone must not keep it from going on
+            self._until(lambda due=due: self._steps.read() >= due, longest_s)
+            if self._steps.read() >= self.soaked.steps:
+                break
+            steps.append(self._steps.read())
+            self._kill_one()
+
+    def _kill_at(
+        self, holds: Callable[[], bool], within_s: float, longest_s: float = _LONGEST_START_S
+    ) -> None:
+        """Kill one at a random moment after something holds, if the run has not ended by then."""
+        self._until(holds, longest_s)
+        time.sleep(self._rng.uniform(0.0, within_s))
+        if self._process.poll() is None:
+            self._kill_one()
+
+    def _has_begun(self) -> bool:
+        """Whether it has come so far that it is started again what is killed."""
+        return any(self._living(victim) for victim in self._victims)
 
     def _until(self, holds: Callable[[], bool], longest_s: float) -> None:
         """Wait for a condition, or for the end of the run; a step begins the time anew."""

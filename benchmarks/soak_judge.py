@@ -8,8 +8,8 @@ from typing import Any
 from cosmos_core.metrics import read_metrics
 from cosmos_core.simulation import StepTaken
 
-GROUPS = 4
-"""Groups of a step."""
+GROUPS, SAMPLES = 4, 2
+"""Groups of a step, samples of a group."""
 
 
 def judge(output: Path, report: dict[str, Any], steps: int) -> list[str]:
@@ -51,6 +51,11 @@ def judge_samples(taken: Sequence[StepTaken], issued: int, steps: int) -> list[s
         problems.append(f"groups {lost} were issued and never trained on")
     if uneven := [step for step, each in enumerate(groups) if len(each) != GROUPS]:
         problems.append(f"steps {uneven} were not taken on {GROUPS} groups")
+    siblings: dict[str, set[int]] = {}
+    for attempt, sibling in (key.rsplit(".", 1) for key in trained):
+        siblings.setdefault(attempt, set()).add(int(sibling))
+    if partial := sorted(a for a, found in siblings.items() if found != set(range(SAMPLES))):
+        problems.append(f"of {', '.join(partial)} not all {SAMPLES} samples were trained on")
     return problems
 
 

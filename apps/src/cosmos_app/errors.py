@@ -99,6 +99,10 @@ class EmptyGroupError(RunError):
     """Raised on a step with a group that has no completed sample: names step and group."""
 
 
+class MixedUpSampleError(RunError):
+    """Raised where what is stored under a sample's key is not the sample that a step was given."""
+
+
 class WrongStreamError(RunError):
     """Raised when a run is to go on with other examples than those of its checkpoint."""
 

@@ -22,9 +22,10 @@ from cosmos_algos import (
     with_idle_tokens,
     without_truncated,
 )
-from cosmos_app.errors import EmptyGroupError
+from cosmos_app.errors import EmptyGroupError, MixedUpSampleError
+from cosmos_core.control import payload_key
 from cosmos_core.messages import SampleRef, Train
-from cosmos_core.trajectory import Trajectory
+from cosmos_core.trajectory import Trajectory, decode_trajectory
 from cosmos_parallel import (
     BLANK_PICTURE,
     PictureReader,
@@ -140,6 +141,38 @@ class BatchPlan:
     max_tokens: int
     vocab_size: int = 0
     pictures: PictureReader | None = None
+
+
+def read_samples(refs: Sequence[SampleRef], payloads: Sequence[bytes]) -> list[Trajectory]:
+    """Return the samples that were fetched, each of them the one that it was fetched as.
+
+    The controller counts and bounds by references: what they say has to be true of what is trained
+    on.
+
+    Args:
+        refs: as the step has them.
+        payloads: what is stored under the key of each.
+
+    Raises:
+        MixedUpSampleError: if one is of another group, attempt or sibling, has another number of
+            trained tokens, or is of other versions.
+        TrajectoryFormatError: if one is damaged.
+    """
+    found = [decode_trajectory(payload) for payload in payloads]
+    for ref, sample in zip(refs, found, strict=True):
+        said = (ref.key, ref.num_tokens, ref.oldest_version, ref.newest_version)
+        key = payload_key(sample.group, sample.attempt, sample.sibling)
+        held = (key, sample.num_trainable, sample.oldest_version, sample.newest_version)
+        if said != held:
+            raise MixedUpSampleError(
+                f"a step was given the sample {_described(*said)}; what is stored there is "
+                f"{_described(*held)}"
+            )
+    return found
+
+
+def _described(key: str, num_tokens: int, oldest_version: int, newest_version: int) -> str:
+    return f"{key}, {num_tokens} tokens of versions {oldest_version} to {newest_version}"
 
 
 def batches_of_share(

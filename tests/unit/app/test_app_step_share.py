@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from cosmos_algos import AggregationConfig, DrGrpoConfig, EmptyStepError, OpoConfig
-from cosmos_app.errors import EmptyGroupError
+from cosmos_app.errors import EmptyGroupError, MixedUpSampleError
 from cosmos_app.step_share import (
     BatchPlan,
     batch_sizes,
     batches_of_share,
+    read_samples,
     share_of_step,
     step_statistics,
 )
 from cosmos_core.messages import SampleRef, Train
-from cosmos_core.trajectory import Trajectory, VersionSpan
+from cosmos_core.trajectory import Trajectory, VersionSpan, encode_trajectory
 
 
 def ref(key: str, reward: float, num_tokens: int, version: int = 0) -> SampleRef:
@@ -185,3 +186,24 @@ def test_staleness_is_that_of_samples_with_a_trained_token() -> None:
     train = Train(step=3, groups=((ref("a", 1.0, 2, 3), untrained), (untrained,)), publish=True)
     values = step_statistics(train)
     assert (values["staleness_mean"], values["staleness_max"]) == (0.0, 0.0)
+
+
+STORED = trajectory(4)
+AS_IT_IS = SampleRef(sibling=0, status="completed", key="0.0.0", num_tokens=3)
+
+
+def test_samples_are_read_as_what_they_were_fetched_as() -> None:
+    (read,) = read_samples([AS_IT_IS], [encode_trajectory(STORED)])
+    assert read.group == STORED.group
+    assert read.token_ids.tolist() == STORED.token_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"key": "1.0.0"}, {"key": "0.1.0"}, {"num_tokens": 4}, {"newest_version": 1}],
+    ids=["group", "attempt", "tokens", "version"],
+)
+def test_a_sample_that_is_not_what_it_was_fetched_as_is_refused(said: dict[str, object]) -> None:
+    ref = msgspec.structs.replace(AS_IT_IS, **said)
+    with pytest.raises(MixedUpSampleError, match=r"is 0\.0\.0, 3 tokens of versions 0 to 0"):
+        read_samples([ref], [encode_trajectory(STORED)])

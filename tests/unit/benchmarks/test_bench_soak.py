@@ -8,7 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from soak_judge import GROUPS, judge, judge_samples
+from soak_judge import GROUPS, SAMPLES, judge, judge_samples
 
 from cosmos_core.control import payload_key
 from cosmos_core.messages import GroupId
@@ -67,11 +67,13 @@ def test_a_step_that_was_never_committed_is_told(tmp_path: Path) -> None:
     assert judge(tmp_path, books(), STEPS) == ["steps [2] were never committed"]
 
 
-def a_step(step: int, groups: range | list[int], attempt: int = 0) -> StepTaken:
+def a_step(
+    step: int, groups: range | list[int], attempt: int = 0, siblings: int = SAMPLES
+) -> StepTaken:
     keys = tuple(
         payload_key(GroupId(source="train", round=0, ordinal=n), attempt, i)
         for n in groups
-        for i in range(2)
+        for i in range(siblings)
     )
     samples = (TrainedSample(1, 0, 0),) * len(keys)
     return StepTaken(step=step, start_s=0.0, end_s=1.0, samples=samples, keys=keys)
@@ -92,6 +94,10 @@ def test_a_step_that_was_taken_anew_counts_as_it_was_last() -> None:
         (a_step(2, [4, 9, 10, 11], attempt=1), "groups [4] were trained on in several steps"),
         (a_step(2, [8, 8, 9, 10, 11]), "trained on twice: train.0.8.0.0, train.0.8.0.1"),
         (a_step(2, [9, 10, 11]), "groups [8] were issued and never trained on"),
+        (
+            a_step(2, range(8, 12), siblings=1),
+            "of train.0.10.0, train.0.11.0, train.0.8.0, train.0.9.0 not",
+        ),
         (a_step(2, [9, 10, 11]), "steps [2] were not taken on 4 groups"),
     ],
 )

@@ -49,6 +49,7 @@ from cosmos_app.roles.trainer import Trainer
 from cosmos_app.roles.turns import policy_turn
 from cosmos_app.run_bus import connect_to_run
 from cosmos_app.settings import bad_steps_kept, kernels
+from cosmos_app.step_share import read_samples
 from cosmos_app.unsaved import HowToSave, Saves
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.control import ALL_DONE, line_of_cut, step_of_cut
@@ -63,7 +64,6 @@ from cosmos_core.messages import (
     encode_message,
 )
 from cosmos_core.metrics import MetricRecord
-from cosmos_core.trajectory import decode_trajectory
 from cosmos_parallel import (
     ReplicaGroup,
     ReplicaLostError,
@@ -243,7 +243,7 @@ class PolicyProcess:
         """Take a step; return its metrics, or ``None`` if a member died: then it is void."""
         share = trainer.share(train)
         payloads = await self._bus.get_payloads([ref.key for ref in share.refs])
-        trajectories = [decode_trajectory(payload) for payload in payloads]
+        trajectories = read_samples(share.refs, payloads)
         with self._time.spent("training", train.step):
             try:
                 return await self._blocking(lambda: trainer.train(train, share, trajectories))
