@@ -216,6 +216,7 @@ def cosmos_shares(report: Mapping[str, Any], records: Sequence[MetricRecord]) ->
         "staleness_mean": float(report["staleness"][0]),
         "staleness_max": float(report["staleness"][1]),
         "stall_ms": 1e3 * stalls[len(stalls) // 2],
+        "stall_p99_ms": 1e3 * stalls[int(0.99 * (len(stalls) - 1))],
         "publish_ms": float(report["publish_ms"][0]),
         "served_s": float(report["served_s"][0]),
     }

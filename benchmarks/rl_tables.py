@@ -1,6 +1,6 @@
 """The RL benchmark's numbers as Markdown tables and one picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from curves import (
@@ -22,12 +22,12 @@ def rl_markdown(shared: Shared, results: Sequence[ArmResult]) -> str:
         _table(
             (
                 *("arm", "samples/s", "s per step", "policy idle", "rollout idle", "staleness"),
-                *("stall", "publication, ms", "served after, s"),
+                *("at most", "stall", "stall p99", "publication, ms", "served after, s"),
             ),
             [_speed_row(arm, shared, by_arm[arm]) for arm in arms],
         ),
         _table(
-            ("arm", *(f"{unit} to {t}" for unit in ("s", "CPU s") for t in shared.targets)),
+            ("arm", *(f"{unit} to {t}" for unit in _UNITS for t in shared.targets)),
             [_reward_row(arm, shared.targets, by_arm[arm]) for arm in arms],
         ),
         _table(
@@ -60,7 +60,9 @@ def _speed_row(arm: str, shared: Shared, results: Sequence[ArmResult]) -> list[s
         _share(results, "policy_idle"),
         _share(results, "rollout_idle"),
         _share(results, "staleness_mean"),
+        _share(results, "staleness_max", 0),
         _share(results, "stall_ms", 1),
+        _share(results, "stall_p99_ms", 1),
         _share(results, "publish_ms", 1),
         _share(results, "served_s"),
     ]
@@ -69,16 +71,25 @@ def _speed_row(arm: str, shared: Shared, results: Sequence[ArmResult]) -> list[s
 def _reward_row(arm: str, targets: Sequence[float], results: Sequence[ArmResult]) -> list[str]:
     return [
         arm,
-        *(_reached(results, target, lambda point: point.seconds) for target in targets),
-        *(_reached(results, target, lambda point: point.cpu_s) for target in targets),
+        *(_reached(results, target, of) for of in _UNITS.values() for target in targets),
     ]
 
 
-def _reached(results: Sequence[ArmResult], target: float, of: Callable[[Point], float]) -> str:
+_UNITS: Mapping[str, Callable[[ArmResult, Point], float]] = {
+    "s": lambda _, point: point.seconds,
+    "s from the start": lambda result, point: result.setup_s + point.seconds,
+    "CPU s": lambda _, point: point.cpu_s,
+}
+
+
+def _reached(
+    results: Sequence[ArmResult], target: float, of: Callable[[ArmResult, Point], float]
+) -> str:
     """Return the median over the repeats that reached the target, and how many did not."""
-    found = [first_at(result.points, target) for result in results]
-    missed = sum(point is None for point in found)
-    text = median_and_range([of(point) for point in found if point is not None], 0)
+    found = [(result, first_at(result.points, target)) for result in results]
+    reached = [of(result, point) for result, point in found if point is not None]
+    missed = len(found) - len(reached)
+    text = median_and_range(reached, 0)
     return f"{text}, {missed} of {len(found)} never" if missed else text
 
 

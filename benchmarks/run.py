@@ -51,7 +51,14 @@ class Part:
 PARTS = (
     Part(
         name="rl",
-        arguments=("--arms", "async,sync,trl-2", "--steps", "40", "--figure", str(HERE / "rl.png")),
+        arguments=(
+            "--arms",
+            "async,block-4,sync,trl-2",
+            "--steps",
+            "40",
+            "--figure",
+            str(HERE / "rl.png"),
+        ),
     ),
     Part(
         name="sums",
@@ -70,7 +77,11 @@ PARTS = (
         ),
         quick=("--arms", "sync-colocated,block-4-unstaged,drop-2,count,window", "--quick"),
     ),
-    Part(name="async", file="async_bubbles", arguments=("--figure", str(HERE / "async.png"))),
+    Part(
+        name="async",
+        file="async_bubbles",
+        arguments=("--strict", "--figure", str(HERE / "async.png")),
+    ),
     Part(
         name="async-environment",
         file="async_bubbles",
@@ -135,17 +146,26 @@ def versions() -> str:
     return ", ".join([f"cosmos {commit}", *found, baseline])
 
 
-def run_part(part: Part, *, quick: bool) -> str:
-    """Run a part; return its section: when, where, by which command, and what it printed."""
+def run_part(part: Part, *, quick: bool) -> tuple[str, int]:
+    """Run a part; return its section and its exit code, which is not 0 where a goal is missed.
+
+    The section says when, where and by which command, and what the part printed.
+
+    Raises:
+        subprocess.CalledProcessError: if it failed without a table.
+    """
     arguments = part.quick if quick else part.arguments
     print(f"== {part.name}", flush=True)
     command = [sys.executable, str(part.script), *arguments]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout, flush=True)
+    if "\n|" not in f"\n{done.stdout}":
+        done.check_returncode()
     table = "\n".join(line for line in done.stdout.splitlines() if line.startswith("|") or not line)
     shown = shlex.join(["python", str(part.script.relative_to(ROOT)), *_relative(arguments)])
     today = datetime.datetime.now(datetime.UTC).date()
-    return f"{today} · {machine()} · {versions()} · `{shown}`\n\n{table.strip()}"
+    section = f"{today} · {machine()} · {versions()} · `{shown}`\n\n{table.strip()}"
+    return section, done.returncode
 
 
 def _relative(arguments: Sequence[str]) -> list[str]:
@@ -166,8 +186,8 @@ def replace_section(document: str, name: str, section: str) -> str:
     return f"{before}{begin}\n{section}\n{end}{after}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the chosen parts and write the results."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chosen parts and write the results; return 0 if no part missed a goal of its own."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,12 +200,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(RESULTS, target)
     chosen = options.only.split(",") if options.only else [part.name for part in PARTS]
+    missed: list[str] = []
     for part in PARTS:
         if part.name in chosen:
-            section = run_part(part, quick=options.quick)
+            section, status = run_part(part, quick=options.quick)
+            missed += [part.name] if status else []
             target.write_text(replace_section(target.read_text(), part.name, section))
     print(f"written to {target}")
+    if missed:
+        print(f"goals were missed, see above: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
