@@ -7,7 +7,7 @@ Each run is `cosmos-app run` of sums with a tiny model, the scripted engine and 
 choice of victims: controller, policy, a rollout, its engine's process (vLLM's; the scripted one
 has none), a reward worker or the Redis server. Every few seconds one is killed with signal 9, or
 stopped for good, which is to hang, also while the last one is being started again. The first is hit
-as the run starts, before it has taken a step, and the last after the last step, as the run ends.
+as the run starts, before it has taken a step, and the last about the last step, as the run ends.
 The launcher restarts what died and ends what hangs; a rollout does so with its reward workers. A
 run passes if
 it reaches its step count, every step was committed, the books balance with nothing dropped and
@@ -48,8 +48,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VICTIMS = {"controller": 3, "policy": 1, "rollout": 2, "engine": 2, "reward": 3, "redis": 2}
 _LONGEST_START_S = 300.0
 _POLL_S = 0.2
-# for how long after the first process is there, and after the last step, somebody may be hit
-_AT_START_S, _AT_END_S = 4.0, 1.0
+# seconds in which somebody is hit, once a process is there, and once all but a step are taken
+_AT_START_S, _AT_END_S = 4.0, 0.8
 _KILLS_WITHOUT_A_STEP = 8
 _BELOW_ROLLOUTS = {"reward": "forkserver", "engine": "EngineCore"}  # by their command lines
 _ENDED = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
@@ -149,12 +149,13 @@ class Soak:
         """Kill so many, ``pause_s`` apart on average, and say what became of it."""
         begun = time.monotonic()
         try:
-            if num_kills > 1:
+            at_the_ends = 2 if num_kills > 2 else 0
+            if at_the_ends:
                 self._kill_at(self._has_begun, _AT_START_S)
             self._until(lambda: self._steps.read() >= 1, _LONGEST_START_S)
-            self._kill_often(num_kills - 2, pause_s, longest_s)
-            if num_kills:
-                self._kill_at(lambda: self._steps.read() >= self.soaked.steps, _AT_END_S, longest_s)
+            self._kill_often(num_kills - at_the_ends, pause_s, longest_s)
+            if at_the_ends:
+                self._kill_at(self._is_at_the_last_step, _AT_END_S, longest_s)
             self._until(lambda: False, longest_s)
             self.soaked.problems += self._judge()
         except TimeoutError as error:
@@ -172,7 +173,7 @@ class Soak:
             time.sleep(min(3 * pause_s, self._rng.expovariate(1 / pause_s)))
             due = steps[-_KILLS_WITHOUT_A_STEP] + 1  # kills alone must not keep it from going on
             self._until(lambda due=due: self._steps.read() >= due, longest_s)
-            if self._steps.read() >= self.soaked.steps:
+            if self._is_at_the_last_step():
                 break
             steps.append(self._steps.read())
             self._kill_one()
@@ -185,6 +186,9 @@ class Soak:
         time.sleep(self._rng.uniform(0.0, within_s))
         if self._process.poll() is None:
             self._kill_one()
+
+    def _is_at_the_last_step(self) -> bool:
+        return self._steps.read() >= self.soaked.steps - 1
 
     def _has_begun(self) -> bool:
         """Whether it has come so far that it is started again what is killed."""
@@ -201,10 +205,14 @@ class Soak:
             time.sleep(_POLL_S)
 
     def _kill_one(self) -> None:
-        """Kill or stop somebody who lives; of some kinds nobody may, until they are started."""
+        """Kill or stop somebody who lives, first one of each kind.
+
+        Of some kinds nobody may live, until they are started.
+        """
         left = list(self._victims)
         while left:
-            (victim,) = self._rng.choices(left, [VICTIMS[each] for each in left])
+            spared = [each for each in left if not self._kills[each]] or left
+            (victim,) = self._rng.choices(spared, [VICTIMS[each] for each in spared])
             left.remove(victim)
             found = self._living(victim)
             if found:
