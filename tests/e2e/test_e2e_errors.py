@@ -58,12 +58,19 @@ def test_degrees_that_do_not_multiply_to_the_ranks_are_refused_before_anything_i
     assert not run.output.exists()
 
 
-def test_workers_of_an_engine_that_do_not_divide_the_heads_are_refused_before_anything_is_written(
-    runner: Runner,
+@pytest.mark.parametrize(
+    ("degree", "why"),
+    [
+        ("tensor_parallel", "which does not divide the model's 2 attention heads"),
+        ("pipeline_parallel", "and the model has 1 layer"),
+    ],
+)
+def test_workers_that_could_not_each_have_their_part_are_refused_before_anything_is_written(
+    runner: Runner, degree: str, why: str
 ) -> None:
-    run = runner.start(*SMALL, "rollout.engine={kind='vllm', tensor_parallel=3}")
+    run = runner.start(*SMALL, f"rollout.engine={{kind='vllm', {degree}=3}}")
     assert run.finish() == 2
-    assert "rollout.engine.tensor_parallel is 3, which does not divide the model's 2" in run.text
+    assert f"rollout.engine.{degree} is 3, {why}" in run.text
     assert "Traceback" not in run.text
     assert not run.output.exists()
 

@@ -1,6 +1,11 @@
-"""A run's figures where others look: Prometheus while it goes on, TensorBoard and W&B after."""
+"""A run's figures where others look: Prometheus while it goes on, TensorBoard and W&B after.
 
+And the dashboard's page in a browser, while it goes on and after.
+"""
+
+import itertools
 import json
+import re
 import signal
 import time
 import urllib.error
@@ -10,6 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from browser import open_browser
+from drawn import Line, lane_classes, lane_shares, points_drawn, points_of, row_of
+from pages import Replay, text, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 from real_runs import SMALL, Run, Runner
 from sinks_read import tensorboard_values, wandb_values
@@ -68,8 +76,8 @@ def step_told(page: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Seen]]:
-    """Run, scrape twice, end the run by Ctrl-C."""
+def going_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Seen]]:
+    """Run and scrape twice."""
     runner, seen = Runner(tmp_path_factory.mktemp("figures"), forks=True), Seen()
     run = runner.start(*SMALL, SINKS, REWARD, "trainer.steps=100000")
     try:
@@ -82,12 +90,54 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, S
             seen.kinds.append(kind)
         seen.schema = json.loads(ask(run, "/api")[2])
         seen.unknown, _, _ = ask(run, "/metrics", has_token=False)
-        run.process.send_signal(signal.SIGINT)
-        assert run.finish() == 3, run.logs()
         yield run, seen
     finally:
         if run.process.poll() is None:
             run.kill()
+
+
+@pytest.fixture(scope="module")
+def looked_at(going_on: tuple[Run, Seen]) -> tuple[Run, Seen]:
+    """The same when Ctrl-C has ended it."""
+    run, _ = going_on
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish() == 3, run.logs()
+    return going_on
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+def test_the_page_of_a_run_that_goes_on_says_and_draws_what_its_replicas_do(
+    browser: Any, going_on: tuple[Run, Seen]
+) -> None:
+    """It is the first test, as all others are of the run when it has ended."""
+    run, _ = going_on
+
+    def says(replica: str, words: str) -> None:
+        wait_for(lambda: re.match(words, row_of(browser, replica)), f"{replica}: {words}")
+
+    def step() -> int:
+        return int(text(browser, "#steps").split()[1])
+
+    browser.get(json.loads((run.output / "dashboard.json").read_text())["url"])
+    browser.execute_script("window.isTheFirst = true")
+    wait_for(lambda: text(browser, "#state") == "running", "the drawn page")
+    assert re.fullmatch(r"step \d+ of 100000", text(browser, "#steps"))
+    says("rollout-0", r"generating [1-8] of 8 groups")
+    says("policy-0", r"training step \d+ for \d+\.\d s")
+    first, taken = step(), run.steps_done()
+    wait_for(lambda: step() >= max(first, taken) + 2, "later steps")
+    wait_for(lambda: len(lane_classes(browser)) == 2, "two lanes")
+    lanes = lane_classes(browser)
+    assert {"training", "updating"} <= lanes["policy-0"]
+    assert {"generating", "mark"} <= lanes["rollout-0"]
+    shown = float(text(browser, "#f-reward").split()[0])
+    assert shown in [pytest.approx(value, abs=0.0051) for _, value in rewards(run)]
+    assert browser.execute_script("return window.isTheFirst"), "the page was reloaded"
 
 
 def rewards(run: Run) -> list[tuple[int, float]]:
@@ -152,3 +202,99 @@ def test_they_have_what_replicas_measured_too(
     shown = tensorboard_values(run.output, replica, f"{role}/{name}")
     assert shown == [(step, pytest.approx(value, rel=1e-6)) for step, value in told]
     assert wandb_values(run.output, replica, name) == told
+
+
+@pytest.fixture(scope="module")
+def replayed(browser: Any, looked_at: tuple[Run, Seen]) -> Iterator[tuple[Any, Run]]:
+    """The page of the run that has ended."""
+    run, _ = looked_at
+    replay = Replay(run.output)
+    browser.get(f"{replay.place}/?token={replay.token}")
+    wait_for(lambda: text(browser, "#state") == "finished", "the drawn page")
+    yield browser, run
+    replay.end()
+
+
+def by_step(run: Run, name: str) -> Line:
+    return [(r["step"], r["values"][name]) for r in run.metrics("controller")]
+
+
+def curves(run: Run) -> dict[str, list[Line]]:
+    """Return the curves of each figure, as the files of a run have them."""
+    reward = list(enumerate(run.report["rewards"]))
+    held_out = sorted((int(version), a) for version, a in run.report["accuracies"].items())
+    stalls = [
+        (r["time_s"], 1e3 * r["values"]["stall_s"])
+        for r in run.metrics("rollout")
+        if "stall_s" in r["values"]
+    ]
+    return {
+        "reward": [reward, held_out],
+        "staleness": [by_step(run, f"staleness_{of}") for of in ("mean", "max")],
+        "queues": [by_step(run, f"queue_{of}") for of in ("generating", "ready", "waiting")],
+        "stalls": [stalls],
+    }
+
+
+@pytest.mark.parametrize("figure", ["reward", "staleness", "queues", "stalls"])
+def test_the_page_draws_each_curve_as_it_was_measured(
+    replayed: tuple[Any, Run], figure: str
+) -> None:
+    page, run = replayed
+    measured = curves(run)[figure]
+    assert len(measured[0]) > 5
+    drawn, expected = points_drawn(page, figure), points_of(page, figure, measured)
+    assert [len(line) for line in drawn] == [len(line) for line in expected]
+    for line, wanted in zip(drawn, expected, strict=True):
+        for point, place in zip(line, wanted, strict=True):
+            assert point == pytest.approx(place, abs=0.06), "a tenth of a pixel is what is written"
+
+
+def test_the_page_says_what_the_report_does(replayed: tuple[Any, Run]) -> None:
+    page, run = replayed
+    report = run.report
+    assert float(text(page, "#f-reward").split()[0]) == pytest.approx(
+        report["rewards"][-1], abs=0.0051
+    )
+    assert max(value for _, value in by_step(run, "staleness_max")) == report["staleness"][1]
+    assert text(page, "#f-staleness").endswith(
+        f" mean, max {by_step(run, 'staleness_max')[-1][1]:.0f}"
+    )
+    middle, most = report["stall_ms"]
+    said = [float(number) for number in re.findall(r"\d+", text(page, "#f-stalls"))]
+    assert said == [pytest.approx(middle, abs=0.51), pytest.approx(most, abs=0.51)]
+    in_flight = sum(report["books"]["in_flight"].values())
+    assert text(page, "#f-queues") == f"{in_flight} groups in flight"
+
+
+def test_the_lanes_of_the_page_have_the_bubbles_that_were_measured(
+    replayed: tuple[Any, Run],
+) -> None:
+    page, run = replayed
+    kinds, shares = lane_classes(page), lane_shares(page)
+    assert kinds.keys() == shares.keys() == {"policy-0", "rollout-0"}
+    assert {"training", "updating", "validating"} <= kinds["policy-0"]
+    assert {"generating", "scoring", "mark"} <= kinds["rollout-0"]
+    for of in shares.values():
+        assert sum(of.values()) == pytest.approx(100, abs=len(of)), "each is rounded, or left out"
+    steps = [r for r in run.metrics("policy") if "train_s" in r["values"]]
+    told = [r for r in run.metrics("rollout") if "decoding_share" in r["values"]]
+    begun = steps[0]["time_s"] - sum(
+        steps[0]["values"].get(f"{of}_s", 0.0) for of in ("save", "wait", "train", "publish")
+    )  # with a validation
+    whole_s = max(steps[-1]["time_s"], told[-1]["time_s"]) - begun
+
+    def seconds(share: str) -> float:
+        """Of a rollout, which says it of the time since it spoke last."""
+        pairs = itertools.pairwise(told)
+        return sum(r["values"].get(share, 0.0) * (r["time_s"] - b["time_s"]) for b, r in pairs)
+
+    policy, rollout = shares["policy-0"], shares["rollout-0"]
+    work_s = sum(r["values"]["train_s"] - r["values"].get("optim_s", 0.0) for r in steps)
+    for shown, measured_s in (
+        (policy["training"], work_s),
+        (policy["validating"], sum(r["values"].get("validate_s", 0.0) for r in steps)),
+        (rollout["generating"], seconds("decoding_share")),
+        (rollout["scoring"], seconds("waiting_for_rewards_share")),
+    ):
+        assert shown == pytest.approx(100 * measured_s / whole_s, abs=1.5)

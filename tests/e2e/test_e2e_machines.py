@@ -62,12 +62,16 @@ def environment() -> dict[str, str]:
     }
 
 
+def submission(output: Path, num_steps: int, *others: str) -> list[str]:
+    """Return the command that hands a run to the cluster."""
+    changes = (f"output={output}", f"trainer.steps={num_steps}", *SETTINGS, *others)
+    return ["cosmos-app", "run", str(SUMS), *changes, "--launcher", "slurm"]
+
+
 def rendered(output: Path, num_steps: int, *others: str) -> Path:
     """Write the script that a cluster would be handed."""
-    changes = (f"output={output}", f"trainer.steps={num_steps}", *SETTINGS, *others)
-    command = ["cosmos-app", "run", str(SUMS), *changes]
     done = subprocess.run(
-        [*command, "--launcher", "slurm", "--dry-run"],
+        [*submission(output, num_steps, *others), "--dry-run"],
         env=environment(),
         capture_output=True,
         text=True,
@@ -122,11 +126,17 @@ def test_a_job_goes_on_without_a_rollout_and_starts_again_without_a_policy(
 def test_a_job_that_is_asked_to_stop_ends_with_a_checkpoint_and_goes_on_when_submitted_again(
     cluster: Slurm, tmp_path: Path
 ) -> None:
-    """Two rollouts share a machine; the name of the run directory is no word of a shell's."""
+    """Two rollouts share a machine; the name of the run directory is no word of a shell's.
+
+    The command itself submits it first, and the script that it leaves is submitted again.
+    """
     output = tmp_path / "my 100% run"
     sizes = ("policy.ranks=1", "cluster.gpus_per_node=2", "cluster.directives=['--comment=ours']")
-    script = rendered(output, NUM_STEPS, *sizes)
-    run = Run(output, cluster.sbatch(script, environment()))
+    command = submission(output, NUM_STEPS, *sizes)
+    process, said = cluster.submitted_by(command, tmp_path, environment())
+    script = output.with_suffix(".sbatch")
+    assert f"submitted {script}; 'cosmos-app status {output}' shows how it is doing\n" in said
+    run = Run(output, process)
     run.wait_for(lambda: run.steps_done() >= 2, _LONG_S)
     assert "Comment=ours" in cluster.ask("scontrol", "show", "job", "1")
     cluster.ask("scancel", "--signal=TERM", "--batch", "1")
@@ -179,6 +189,7 @@ def test_a_version_leaves_the_policy_once_and_goes_from_rollout_to_rollout(
             first.setdefault(event["replica"], event["holder"])
             first_holders.setdefault(event["replica"], event["holder"])
     assert sorted(map(bool, first_holders.values())) == [False, True, True], "nor more at first"
+    assert holder_of_newcomer(output, "rollout-1") in {"rollout-0", "rollout-2"}, "of another"
     of_all = [each for each in holders.values() if len(each) == 3]
     assert of_all, "a version was ordered by all"
     for each in of_all:
@@ -186,6 +197,16 @@ def test_a_version_leaves_the_policy_once_and_goes_from_rollout_to_rollout(
         while after := [name for name, holder in each.items() if holder == order[-1]]:
             order += after
         assert len(order) == 3, f"one from the policy, and a chain: {each}"
+
+
+def holder_of_newcomer(output: Path, replica: str) -> str:
+    """Return who sent a replica that was started again the first version that it had."""
+    events = list(read_events(output / "events.jsonl"))
+    of_it = [e for e in events if e.get("replica") == replica]
+    joined = {e["incarnation"]: at for at, e in reversed([*enumerate(of_it)]) if "incarnation" in e}
+    assert len(joined) == 2
+    again = of_it[max(joined.values()) :]
+    return next(e["holder"] for e in again if e["type"] == "LoadVersion")
 
 
 # Mbit a second: a version of 4 MB is on its way for many steps, to each of two rollouts for longer

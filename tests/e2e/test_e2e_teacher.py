@@ -6,15 +6,18 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from openai_server import ServedEngine
-from real_runs import SMALL, Runner, assert_balanced
+from real_runs import SMALL, Run, Runner, assert_balanced
 from transformers import AutoModelForCausalLM
 
+from cosmos_app.control_files import read_teacher_token, teacher_urls
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.samples import read_trajectories
+from cosmos_core.rundir import RunDirectory
 from cosmos_core.trajectory import Trajectory
 from cosmos_rollout import TransformersConfig
 
@@ -96,6 +99,21 @@ def test_samples_are_scored_by_a_teacher_that_hangs_and_is_begun_anew(runner: Ru
     assert np.mean(gaps[-32:]) < 0.9 * np.mean(gaps[:32])
 
 
+def assert_answers_the_run_alone(run: Run) -> None:
+    """Ask a run's teachers to score, and what they have, by several tokens."""
+    directory = RunDirectory.open(run.output)
+    token = read_teacher_token(directory)
+    assert len(token) >= 32
+    for url in teacher_urls(directory):
+        for shown, status in (("guess", 401), (token[:-1], 401), (token, 200)):
+            headers = {"Authorization": f"Bearer {shown}"}
+            scores = {"prompt": [5, 6], "prompt_logprobs": 0}
+            told = httpx.post(f"{url}/completions", json=scores, headers=headers)
+            assert (told.status_code, "logprob" in told.text) == (status, status == 200)
+            assert httpx.get(f"{url}/models", headers=headers).status_code == status
+        assert httpx.get(f"{url}/models").status_code == 401
+
+
 def test_one_of_two_teachers_that_is_killed_costs_no_sample(runner: Runner) -> None:
     student, teacher = tiny_pair(runner.folder)
     run = runner.start(
@@ -105,6 +123,7 @@ def test_one_of_two_teachers_that_is_killed_costs_no_sample(runner: Runner) -> N
         "validation.after=false", "validation.before=false",
     )  # fmt: skip
     run.wait_for(lambda: run.steps_done() >= 1)
+    assert_answers_the_run_alone(run)
     os.kill(run.child("teacher-0"), signal.SIGKILL)
     assert run.finish(deadline_s=400.0) == 0, run.logs()
     (incident,) = run.report["incidents"]

@@ -6,6 +6,7 @@ counts and hands out what it is told of, and hides devices by a variable alone.
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -26,6 +27,15 @@ _LOOK_S = 0.1
 _NUM_CORES = 16
 _NUM_GPUS = 8
 _LIKE_NULL = os.makedev(1, 3)
+# ends with the exit code of the job that it is told of, as `sbatch --wait` does
+_UNTIL_OVER = """
+while said=$(scontrol --oneliner show job "$1") &&
+      ! grep -Eq "JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)" <<< "$said"; do
+  sleep 0.1
+done
+[[ "$said" =~ ExitCode=([0-9]+):([0-9]+) ]] || exit 255
+exit $((BASH_REMATCH[1] + BASH_REMATCH[2]))
+"""
 _CONFIGURATION = """\
 ClusterName=cosmos
 SlurmctldHost={head.name}({head.address})
@@ -76,9 +86,33 @@ class Slurm:
 
     def sbatch(self, script: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         """Submit a script with an environment; who waits for it ends with the job's exit code."""
+        return self._wait(["sbatch", "--wait", str(script)], script.parent, environment)
+
+    def submitted_by(
+        self, command: Sequence[str], folder: Path, environment: Mapping[str, str]
+    ) -> tuple[subprocess.Popen[str], str]:
+        """Have a command submit a job; return who waits for it, as `sbatch` does, and its words."""
+        done = subprocess.run(
+            self.machines[0].command(*command),
+            cwd=folder,
+            env={**environment, **self._known},
+            capture_output=True,
+            text=True,
+            timeout=2 * _DEADLINE_S,
+            check=False,
+        )
+        found = re.search(r"^Submitted batch job (\d+)$", done.stdout, re.MULTILINE)
+        if done.returncode or not found:
+            raise subprocess.SubprocessError(f"{done.returncode}: {done.stdout}{done.stderr}")
+        waiting = self._wait(["bash", "-c", _UNTIL_OVER, "bash", found[1]], folder, os.environ)
+        return waiting, done.stdout
+
+    def _wait(
+        self, command: Sequence[str], folder: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
         waiting = subprocess.Popen(
-            self.machines[0].command("sbatch", "--wait", str(script)),
-            cwd=script.parent,
+            self.machines[0].command(*command),
+            cwd=folder,
             env={**environment, **self._known},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

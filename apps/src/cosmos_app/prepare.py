@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cosmos_app.chat_templates import require_chat_template
 from cosmos_app.context_length import require_context
-from cosmos_app.engine_heads import require_heads
+from cosmos_app.engine_workers import require_workers
 from cosmos_app.errors import DataError
 from cosmos_app.held import held_training
 from cosmos_app.length_reward import budget_of
@@ -102,10 +102,10 @@ def check_inputs(recipe: Recipe) -> tuple[str, ...]:
     if recipe.model.path is not None:
         require_teacher_of(recipe, recipe.model.path)
     require_context("rollout.engine", recipe.rollout.engine, model)
-    require_heads("rollout.engine", recipe.rollout.engine, config_of(model))
+    require_workers("rollout.engine", recipe.rollout.engine, config_of(model))
     if recipe.teacher.replicas and recipe.model.teacher is not None:
         require_context("teacher.engine", recipe.teacher.engine, recipe.model.teacher)
-        require_heads("teacher.engine", recipe.teacher.engine, config_of(recipe.model.teacher))
+        require_workers("teacher.engine", recipe.teacher.engine, config_of(recipe.model.teacher))
     if recipe.rollout.environment is not None:
         require_chat_template(recipe.model.path, "rollout.environment")
     return check_prompts(recipe)

@@ -76,26 +76,74 @@ def expanded(word: str, environment: dict[str, str]) -> str:
     return made
 
 
-def test_words_of_a_person_reach_the_processes_of_a_job_set_whole(folder: Path) -> None:
+def pods_run(folder: Path, *overrides: str) -> dict[str, list[list[str]]]:
+    """Have bash really run what each pod of a job set would; return the words of who it starts.
+
+    By the job's name, of each of its pods; of a job that comes several times the sixth.
+    """
     tools, marker = folder / "tools", folder / "runs" / "my 100% run" / "run.json"
     for path in (tools, marker.parent):
         path.mkdir(parents=True)
-    (tools / "cosmos-app").write_text(f"#!/bin/bash\n{_LISTING}")
-    (tools / "cosmos-app").chmod(0o755)
+    for name in ("cosmos-app", "python"):
+        (tools / name).write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@" > said\n')
+        (tools / name).chmod(0o755)
     marker.touch()
-    manifest = yaml.safe_load(rendered("kubernetes", *_ODD_WORDS))
-    for job in manifest["spec"]["replicatedJobs"]:
-        if job["name"] in {"head", "rollout"}:
-            pod = job["template"]["spec"]["template"]["spec"]
-            given = {"PATH": f"{tools}:{os.environ['PATH']}", "COSMOS_HOST": "1.2.3.4"}
-            environment = {**given, "REPLICA_INDEX": "5"}
-            command = [expanded(word, environment) for word in pod["containers"][0]["command"]]
-            subprocess.run(command, cwd=folder, env=environment, check=True)
-    assert (folder / "said").read_text().splitlines() == [
-        *("run", "recipe.toml", *_ODD_WORDS, "launch.external=true", "bus.host=1.2.3.4"),
-        *("dashboard.token_file=/etc/cosmos/token", "--resume"),
-        *("rollout", "runs/my 100% run", "--replica", "rollout-5", "--wait", "1800"),
+    started: dict[str, list[list[str]]] = {}
+    for job in yaml.safe_load(rendered("kubernetes", *overrides))["spec"]["replicatedJobs"]:
+        spec = job["template"]["spec"]
+        command = spec["template"]["spec"]["containers"][0]["command"]
+        for pod in range(spec["completions"]):
+            environment = {
+                "PATH": f"{tools}:{os.environ['PATH']}",
+                "COSMOS_HOST": "1.2.3.4",
+                "REPLICA_INDEX": "5",
+                "JOB_COMPLETION_INDEX": str(pod),  # as it is in each pod of an indexed Job
+            }
+            words = [expanded(word, environment) for word in command]
+            subprocess.run(words, cwd=folder, env=environment, check=True)
+            said = (folder / "said").read_text().splitlines()
+            started.setdefault(job["name"], []).append(said)
+    return started
+
+
+def test_words_of_a_person_reach_the_processes_of_a_job_set_whole(folder: Path) -> None:
+    started = pods_run(folder, *_ODD_WORDS)
+    assert started.keys() == {"head", "policy-0", "rollout"}
+    assert started["head"] == [
+        [
+            *("cosmos-app", "run", "recipe.toml", *_ODD_WORDS),
+            *("launch.external=true", "bus.host=1.2.3.4"),
+            *("dashboard.token_file=/etc/cosmos/token", "--resume"),
+        ]
     ]
+    assert started["rollout"] == [
+        ["cosmos-app", "rollout", "runs/my 100% run", "--replica", "rollout-5", "--wait", "1800"]
+    ]
+
+
+def test_ranks_of_a_job_set_meet_at_the_first_pod_of_their_replica(folder: Path) -> None:
+    """What pods start is held against torchrun's own reading of its words."""
+    pytest.importorskip("torch")
+    from torch.distributed.run import parse_args
+
+    divided = ("policy.replicas=2", "policy.ranks=16", "policy.parallel.dp_shard=16")
+    started = pods_run(folder, *_ODD_WORDS, *divided)
+    name = yaml.safe_load(rendered("kubernetes", *_ODD_WORDS))["metadata"]["name"]
+    for replica in (0, 1):
+        pods = started[f"policy-{replica}"]
+        assert len(pods) == 2
+        for rank, (program, option, module, *words) in enumerate(pods):
+            assert (program, option, module) == ("python", "-m", "cosmos_app.torchrun")
+            read = parse_args(words)
+            assert (read.nnodes, read.node_rank, read.nproc_per_node) == ("2", rank, "8")
+            # JobSet: NAME-JOB-INDEX-POD of the subdomain, which is the set's name
+            assert read.master_addr == f"{name}-policy-{replica}-0-0.{name}"
+            assert read.master_port == 29500 + replica
+            assert (read.module, read.training_script) == (True, "cosmos_app")
+            assert read.training_script_args == [
+                *("policy", "runs/my 100% run", "--replica", f"policy-{replica}"),
+                *("--wait", "1800"),
+            ]
 
 
 @pytest.mark.usefixtures("folder")

@@ -5,6 +5,7 @@ In one process, so that a table of them is quick: each is given to the command l
 
 import json
 import shutil
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -200,6 +201,18 @@ def test_a_run_that_cannot_begin_says_so_and_writes_nothing(
     monkeypatch.delenv("WFM_REWARD_ENQUEUE_URL", raising=False)
     told = refused(root, "run", recipe, changes)
     assert said.replace("{root}", str(root)) in told
+
+
+@pytest.mark.parametrize(
+    ("recipe", "others"),
+    [("rl.toml", ""), ("rl.toml", "disaggregated.replicas=1"), ("sft.toml", "--resume")],
+)
+def test_a_run_whose_dashboard_has_no_port_says_so_and_writes_nothing(root, recipe, others):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        told = refused(root, "run", recipe, f"dashboard={{port={port}}} {others}")
+    assert f"dashboard: cannot listen on 127.0.0.1 port {port} (Address already in use)" in told
+    assert "any free one with dashboard.port=0" in told
 
 
 class Closed(BaseHTTPRequestHandler):

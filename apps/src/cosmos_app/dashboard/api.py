@@ -11,7 +11,13 @@ from starlette.types import ASGIApp
 
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.gate import TokenGate
-from cosmos_app.dashboard.page_routes import add_page_files, answer_unless_known, new_api
+from cosmos_app.dashboard.page_routes import (
+    FOR_PROMETHEUS,
+    add_page_files,
+    answer_unless_known,
+    described,
+    new_api,
+)
 from cosmos_app.dashboard.pictures import reference_named, thumbnail
 from cosmos_app.dashboard.prometheus import exposition
 from cosmos_app.dashboard.view import (
@@ -83,7 +89,12 @@ def _add_run_routes(app: FastAPI, served: Served, gate: TokenGate) -> None:
     async def replicas() -> list[ReplicaView]:
         return replica_views(feed)
 
-    @app.get("/metrics", summary="For Prometheus", response_class=Response)
+    @app.get(
+        "/metrics",
+        summary="For Prometheus",
+        response_class=Response,
+        responses=FOR_PROMETHEUS,
+    )
     async def metrics() -> Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
         page = exposition(feed, clock(), num_refused=gate.num_refused)
@@ -109,6 +120,10 @@ def _add_history_routes(app: FastAPI, served: Served) -> None:
         "/api/pictures/{name}",
         summary="A small copy of a sample's picture",
         response_class=Response,
+        responses={
+            **described(200, "The copy", "image/jpeg"),
+            **described(404, "No sample that is shown has it, or it cannot be read any more"),
+        },
     )
     async def picture(name: str) -> Response:
         reference = reference_named(name, feed.samples)
@@ -126,17 +141,29 @@ def _add_history_routes(app: FastAPI, served: Served) -> None:
 
 
 def _add_control_routes(app: FastAPI, told: Callable[[Event], Awaitable[None]]) -> None:
+    unheard = described(503, "The controller could not be told")
+
     async def send(event: Event) -> None:
         try:
             await told(event)
         except BusError as error:
             raise HTTPException(503, str(error)) from error
 
-    @app.post("/api/stop", status_code=202, summary="End the run cleanly, with a checkpoint")
+    @app.post(
+        "/api/stop",
+        status_code=202,
+        summary="End the run cleanly, with a checkpoint",
+        responses=unheard,
+    )
     async def stop(reason: Reason = "asked by HTTP") -> None:
         await send(StopRequested(reason=reason))
 
-    @app.post("/api/scale", status_code=202, summary="Ask for a number of replicas")
+    @app.post(
+        "/api/scale",
+        status_code=202,
+        summary="Ask for a number of replicas",
+        responses=unheard,
+    )
     async def scale(rollouts: Wanted = None, policies: Wanted = None) -> None:
         wanted = {"rollouts": rollouts, "policies": policies}
         await send(ScaleRequested(**{k: n for k, n in wanted.items() if n is not None}))

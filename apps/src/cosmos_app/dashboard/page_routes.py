@@ -1,9 +1,13 @@
 """What the pages of all kinds of runs have in common: their files, and answers of nothing new."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi.responses import FileResponse
+from fastapi.security import HTTPBearer
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {
@@ -18,9 +22,36 @@ _TYPES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProblemView:
+    """Why a request has not been done."""
+
+    detail: str
+
+
+def described(status: int, description: str, *kinds: str) -> dict[int | str, dict[str, Any]]:
+    """Describe the answers with a status, for ``responses`` of a route.
+
+    Args:
+        status: its code.
+        description: when they are given.
+        kinds: types of their content; without any they are a `ProblemView`.
+    """
+    if not kinds:
+        return {status: {"description": description, "model": ProblemView}}
+    text: Mapping[str, Any] = {"schema": {"type": "string"}}
+    return {status: {"description": description, "content": dict.fromkeys(kinds, text)}}
+
+
+FOR_PROMETHEUS = described(200, "Figures", "text/plain")
+
+
 def new_api() -> FastAPI:
     """Return an application without routes, described at ``/api``."""
+    bearer = HTTPBearer(auto_error=False, description="Of the run; a browser has it as a cookie.")
     return FastAPI(
+        dependencies=[Depends(bearer)],
+        responses=described(401, "The token is wrong or missing", "text/plain"),
         title="cosmos-app",
         description="What a run is doing. Send 'Authorization: Bearer TOKEN' with each request.",
         version="1",

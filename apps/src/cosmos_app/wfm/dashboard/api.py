@@ -11,7 +11,13 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
 from cosmos_app.dashboard.gate import TokenGate
-from cosmos_app.dashboard.page_routes import add_page_files, answer_unless_known, new_api
+from cosmos_app.dashboard.page_routes import (
+    FOR_PROMETHEUS,
+    add_page_files,
+    answer_unless_known,
+    described,
+    new_api,
+)
 from cosmos_app.dashboard.prometheus import RefusalCollector
 from cosmos_app.wfm.dashboard.feed import WorldModelFeed
 from cosmos_app.wfm.dashboard.galleries import MEDIA_TYPES
@@ -25,6 +31,8 @@ from cosmos_app.wfm.dashboard.view import (
     world_model_page_view,
     world_model_run_view,
 )
+
+_KINDS = tuple(dict.fromkeys(MEDIA_TYPES.values()))
 
 Step = Annotated[int, Path(ge=0, description="Of the validation.")]
 
@@ -59,7 +67,12 @@ def _add_run_routes(app: FastAPI, feed: WorldModelFeed, gate: TokenGate) -> None
         answer_unless_known(f'"{feed.revision}"', if_none_match, response)
         return world_model_page_view(feed)
 
-    @app.get("/metrics", summary="For Prometheus", response_class=Response)
+    @app.get(
+        "/metrics",
+        summary="For Prometheus",
+        response_class=Response,
+        responses=FOR_PROMETHEUS,
+    )
     async def metrics() -> Response:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_FeedCollector(feed))
@@ -77,6 +90,13 @@ def _add_gallery_routes(app: FastAPI, feed: WorldModelFeed) -> None:
         "/api/gallery/{step}/{name:path}",
         summary="A picture or video that the index of a validation names",
         response_class=FileResponse,
+        responses={
+            **described(200, "The file", *_KINDS),
+            **described(206, "The part of it that was asked for", *_KINDS),
+            **described(404, "No sample of this validation has it"),
+            **described(400, "The header Range asks for no part", "text/plain"),
+            **described(416, "It has no such part", "text/plain"),
+        },
     )
     async def media(step: Step, name: str) -> FileResponse:
         path = feed.galleries.file_of(step, name)
