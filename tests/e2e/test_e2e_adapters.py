@@ -7,6 +7,7 @@ import pytest
 import torch
 from real_runs import ROOT, SMALL, Run, Runner, assert_balanced
 from safetensors.torch import load_file
+from versions_of_runs import RECORDED, distances_over_switches, furthest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 3
@@ -66,11 +67,14 @@ def assert_only_adapters_travelled(run: Run) -> None:
     assert run.report["wire_mib"][1] == max(fetched) / (1 << 20)
 
 
-def test_an_adapter_arrives_in_the_midst_of_responses_which_go_on_by_it(runner: Runner) -> None:
+def test_an_adapter_arrives_in_the_midst_of_responses_which_go_on_by_it(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """They keep the keys and values of the adapter before, as by default."""
     pytest.importorskip("vllm")
     run = runner.start(
         *SMALL, *LORA, "trainer.steps=6", "rollout.engine.kind=vllm",
-        "rollout.engine.kv=recompute", "rollout.sampling.max_new_tokens=48",
+        "rollout.sampling.max_new_tokens=48", *RECORDED,
         "staleness.depth=2", "staleness.bound=4", "validation={before=false, after=false}",
         "learner.optimizer.schedule.num_warmup_steps=0",
     )  # fmt: skip
@@ -78,9 +82,11 @@ def test_an_adapter_arrives_in_the_midst_of_responses_which_go_on_by_it(runner: 
     report = run.report
     assert_balanced(report["books"])
     assert report["switched"] > 0.0
-    of_own_version, of_all = report["mismatch"]
-    assert of_own_version < 1e-3
-    assert of_all > 10 * of_own_version, "the versions must differ for this to say anything"
+    distances = distances_over_switches(run, "keep", tmp_path)
+    for version, of_tokens in distances.own.items():
+        assert max(of_tokens) < 1e-3, version
+    assert furthest(distances.stale) > 1e-2, "the adapters must differ for this to say anything"
+    assert furthest(distances.anew) > 2e-3, "keys and values of old adapters are not of new ones"
     assert_only_adapters_travelled(run)
 
 
