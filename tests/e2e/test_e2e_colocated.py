@@ -11,6 +11,7 @@ VLLM = (
     "rollout.engine.gpu_memory_share=0.3",
     "rollout.engine.compiled=no",
 )
+DIVIDED = ("policy.ranks=2", "rollout.engine.tensor_parallel=2")
 
 
 @pytest.fixture(autouse=True)
@@ -23,26 +24,28 @@ def losses(run: Run) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "forks"),
+    ("engine", "keeping", "forks"),
     [
-        ((), True),
-        pytest.param(VLLM, True, id="vllm"),
+        pytest.param((), (), True, id="transformers"),
+        pytest.param(VLLM, DIVIDED, True, id="vllm"),
         # what is forked for all tests has an environment for processors
-        pytest.param(VLLM, False, marks=pytest.mark.gpu, id="vllm on cuda"),
+        pytest.param(VLLM, (), False, marks=pytest.mark.gpu, id="vllm on cuda"),
     ],
 )
 def test_a_run_that_takes_turns_is_the_run_that_does_not(
-    engine: tuple[str, ...], forks: bool, runner: Runner
+    engine: tuple[str, ...], keeping: tuple[str, ...], forks: bool, runner: Runner
 ) -> None:
+    """Whether weights are given up or kept to sleep, by one process or several of each side."""
     runner.forks = forks
     same = (*SMALL, *engine, f"trainer.steps={STEPS}", "staleness.depth=0", "staleness.bound=0",
             "trainer.groups_per_step=4", "algorithm.objective.entropy_coefficient=0.5")  # fmt: skip
     apart = runner.complete(*same, name="apart")
-    shared = runner.complete(*same, "rollout.colocate=discard", name="shared")
-    assert_balanced(shared.report["books"])
     assert len(losses(apart)) == STEPS
-    assert losses(shared) == pytest.approx(losses(apart), rel=1e-4, abs=1e-6)
-    slept = [r["values"] for r in shared.metrics("rollout") if "sleep_s" in r["values"]]
-    woke = [r["values"] for r in shared.metrics("rollout") if "wake_s" in r["values"]]
-    assert len(slept) >= STEPS
-    assert len(woke) >= STEPS
+    for how, settings in {"discard": (), "keep": keeping}.items():
+        shared = runner.complete(*same, *settings, f"rollout.colocate={how}", name=how)
+        assert_balanced(shared.report["books"])
+        assert losses(shared) == pytest.approx(losses(apart), rel=1e-4, abs=1e-6)
+        slept = [r["values"] for r in shared.metrics("rollout") if "sleep_s" in r["values"]]
+        woke = [r["values"] for r in shared.metrics("rollout") if "wake_s" in r["values"]]
+        assert len(slept) >= STEPS
+        assert len(woke) >= STEPS
