@@ -1,23 +1,28 @@
 """Whole runs with tools, in Gymnasium and in `verifiers`, judged by their tokens alone."""
 
 import itertools
+import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from played_runs import (
     CALLING,
     CALLS,
     ENGINES,
+    LIKED,
     MODEL,
+    SILENT,
     TOOL,
     USER,
     Engine,
     Environment,
     Turn,
+    acting_model,
     check,
 )
-from real_runs import SUMS, Runner
+from real_runs import SMALL, SUMS, Runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -118,6 +123,7 @@ def test_a_run_plays_an_environment_of_gymnasium_and_is_paid_by_it(
     assert all(turns[0].told.endswith(f"\n0{MODEL}") for turns in episodes)
 
 
+@pytest.mark.parametrize("engine", ["transformers", "vllm-pp2"], indirect=True)
 def test_a_run_plays_an_environment_of_verifiers_and_is_paid_by_its_rubric(
     runner: Runner, tmp_path: Path, engine: Engine
 ) -> None:
@@ -134,3 +140,27 @@ def test_a_run_plays_an_environment_of_verifiers_and_is_paid_by_its_rubric(
     for turns in episodes:
         assert {turn.told for turn in turns[1:]} <= {f"{USER}no, again{MODEL}"}
         assert all(turn.reply != "1" for turn in turns[:-1])
+
+
+def test_a_model_learns_to_cross_a_lake(runner: Runner, tmp_path: Path) -> None:
+    """Two moves to the right in at most three turns; at first it says this and that, and rarely 2."""
+    pytest.importorskip("gymnasium")
+    acting_model(tmp_path / "model", {**LIKED, **SILENT})
+    (tmp_path / "lake.jsonl").write_text(json.dumps({"prompt": "go on"}) + "\n")
+    run = runner.complete(
+        *SMALL,
+        f"model.path={tmp_path / 'model'}",
+        f"data.path={tmp_path / 'lake.jsonl'}",
+        "rollout.environment.settings.desc=['SFG']",
+        "rollout.episode.max_turns=3",
+        "rollout.sampling.max_new_tokens=12",
+        "trainer.steps=30",
+        "trainer.samples_per_group=8",
+        "learner.optimizer.lr=0.003",
+        "reward.rewards=[{kind='length', target=0, limit=32, weight=0.0}]",
+        recipe=LAKE,
+    )
+    rewards = run.report["rewards"]
+    first, last = fmean(rewards[:10]), fmean(rewards[-10:])
+    assert last > first + 0.3, rewards
+    assert 0.0 <= min(rewards) <= max(rewards) <= 1.0, "of the lake alone"

@@ -51,11 +51,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Engine:
-    """Its settings, for how many steps it is trained, and which versions are saved of that."""
+    """Its settings, for how many steps it is trained, and which versions are saved of that.
+
+    What it plays with has so many layers.
+    """
 
     settings: tuple[str, ...] = ()
     steps: int = 2
     saved: range = range(0)
+    num_layers: int = 1
 
 
 _SWITCHING = (
@@ -78,6 +82,12 @@ ENGINES = {
     "vllm-tp2": Engine(
         (*_SWITCHING, "rollout.engine.tensor_parallel=2"), steps=4, saved=range(1, 5)
     ),
+    "vllm-pp2": Engine(
+        (*_SWITCHING, "rollout.engine.pipeline_parallel=2"),
+        steps=4,
+        saved=range(1, 5),
+        num_layers=2,
+    ),
 }
 
 
@@ -95,14 +105,15 @@ class Environment:
     has_tasks: bool = False
 
 
-def acting_model(path: Path, liked: Mapping[str, float]) -> None:
+def acting_model(path: Path, liked: Mapping[str, float], num_layers: int = 1) -> None:
     """Write a model whose output hardly depends on what it reads, but on what it likes.
 
     Args:
         path: where to.
         liked: how much it likes texts, each of which is a token.
+        num_layers: of it.
     """
-    config = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2)
+    config = TinyModelConfig(hidden_size=32, num_layers=num_layers, num_heads=2)
     letters = "abcdefghijklmnopqrstuvwxyzVE0123456789:,.?! '\n"
     build_tiny_model(path, [letters], config, seed=1)
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -127,7 +138,7 @@ def played(
     runner: Runner, folder: Path, environment: Environment, calls: Mapping[str, float]
 ) -> tuple[Run, list[Trajectory]]:
     """Train some steps of a recipe in an environment; return all that was sampled for it."""
-    acting_model(folder / "model", {**LIKED, **calls})
+    acting_model(folder / "model", {**LIKED, **calls}, environment.engine.num_layers)
     rows = [{"prompt": f"go {word}", "answer": "1"} for word in ("on", "up", "in") * 8]
     (folder / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = runner.complete(
