@@ -47,6 +47,8 @@ COUNT, NUM_NEW = 6, 400
 CACHED = (1 << 20) // (2 * 2 * 2 * 32 * 4)
 """Tokens of which 1 MiB holds keys and values: 2 layers, 2 heads of 32 numbers, float32."""
 STEP_S, TRANSFER_S = 0.02, 0.5
+COMMIT_S = 0.04
+"""What a commit takes: less than this is no part of a transfer."""
 # Attention in float32 is computed in TF32 on GPUs.
 NEAR = 1e-2 if torch.cuda.is_available() else 1e-3
 
@@ -198,7 +200,7 @@ async def test_an_engine_stands_still_for_the_commit_alone(world):
     assert world.engine.num_running == COUNT  # all of it in the midst of them
     world.steps.pace(0.0)
     assert len(await answering) == COUNT
-    assert 0.0 < min(under_way) < min(there) + TRANSFER_S / 5
+    assert 0.0 < min(under_way) < min(there) + COMMIT_S
     sampled, stops = world.steps.sampled(), orders.stops
     assert len(stops) == 6
     late = [sum(ordered < at < stopped for at in sampled) for ordered, stopped in stops]

@@ -143,7 +143,7 @@ def test_a_run_plays_an_environment_of_verifiers_and_is_paid_by_its_rubric(
 
 
 def test_a_model_learns_to_cross_a_lake(runner: Runner, tmp_path: Path) -> None:
-    """Two moves to the right in at most three turns; at first it says this and that, and rarely 2."""
+    """Two moves to the right in at most three turns; at first it rarely says a 2."""
     pytest.importorskip("gymnasium")
     acting_model(tmp_path / "model", {**LIKED, **SILENT})
     (tmp_path / "lake.jsonl").write_text(json.dumps({"prompt": "go on"}) + "\n")
