@@ -14,6 +14,18 @@ from versions_of_runs import RECORDED, distances_over_switches
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 3
+LORA = (
+    "model.training.lora.rank=4",
+    "model.training.lora.alpha=8",
+    "learner.optimizer.lr=0.05",
+    "learner.optimizer.schedule.num_warmup_steps=0",
+)
+FEWER_BITS = {
+    "fp8": (0.02, ("weight_sync.quantised=fp8",)),
+    "fp8-adapters": (0.02, ("weight_sync.quantised=fp8", *LORA)),
+    "nvfp4": (0.05, ("weight_sync.quantised=nvfp4", "rollout.engine.dtype=bfloat16")),
+}
+"""How far log-probs may be from those of whole weights, on average, and how a run is set."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,24 +52,22 @@ def test_engines_serve_every_version_in_eight_bits(runner: Runner) -> None:
     assert_close_to_the_policy(run, 0.05, STEPS)
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype", "most"), [("fp8", "auto", 0.02), ("nvfp4", "bfloat16", 0.05)]
-)
+@pytest.mark.parametrize("form", FEWER_BITS)
 def test_engines_go_on_in_fewer_bits_when_a_version_comes_in_mid_response(
-    form: str, dtype: str, most: float, runner: Runner, tmp_path: Path
+    form: str, runner: Runner, tmp_path: Path
 ) -> None:
     """What is sampled differs from the weights of its version by its rounding, and by no more.
 
     So it is for every version, and after each switch, with the keys and values of before kept.
     """
+    most, settings = FEWER_BITS[form]
     run = runner.start(
         *SMALL, *RECORDED, "trainer.steps=4", "trainer.groups_per_step=16",
-        f"weight_sync.quantised={form}", "rollout.engine.kind=vllm",
-        f"rollout.engine.dtype={dtype}", "model.tiny.hidden_size=64",
+        "rollout.engine.kind=vllm", "model.tiny.hidden_size=64",
         "rollout.sampling.max_new_tokens=48", "rollout.slots=4",
         "algorithm.objective.entropy_coefficient=0.5",
         "learner.optimizer.lr=0.01", "staleness.depth=2", "staleness.bound=3",
-        "validation={before=false, after=false}",
+        "validation={before=false, after=false}", *settings,
     )  # fmt: skip
     assert run.finish(deadline_s=600.0) == 0, run.logs()
     assert_balanced(run.report["books"])
@@ -68,10 +78,10 @@ def test_engines_go_on_in_fewer_bits_when_a_version_comes_in_mid_response(
         assert 1e-5 < fmean(of_tokens) < most, version
     for version, of_tokens in distances.stale.items():
         assert fmean(of_tokens) > 3 * fmean(distances.own[version]), "the versions must differ"
-    if form == "fp8":  # the rounding of four bits is as large as what follows from old keys
+    if form != "nvfp4":  # the rounding of four bits is as large as what follows from old keys
         kept, anew = (fmean(chain(*of.values())) for of in (distances.own, distances.anew))
         assert anew > 2 * kept, "keys and values of old weights are not those of new ones"
-    if form == "nvfp4":
+    else:
         assert_four_bits_are_stored(run)
 
 
