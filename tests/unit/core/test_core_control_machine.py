@@ -103,7 +103,11 @@ class HastyWorld(World):
     """A world whose runs end when they get no further for a little while."""
 
     endurance = EnduranceConfig(
-        unrewarded_samples=4, equal_groups=3, failing_s=20.0, standstill_s=40.0
+        unrewarded_samples=4,
+        unrewarded_in_a_row=6,
+        equal_groups=3,
+        failing_s=20.0,
+        standstill_s=40.0,
     )
 
     def __init__(self) -> None:
@@ -126,7 +130,8 @@ class HastyWorld(World):
         assert finished.startswith(LIMITS), self.controller.waiting_for(self.now)
         assert self.config.drop_zero_signal or not finished.startswith(EQUAL)
         has_reward = self.controller.state.endurance.has_reward
-        assert not (has_reward and finished.startswith(UNREWARDED))
+        if finished.startswith(UNREWARDED):
+            assert has_reward == finished.startswith(f"{UNREWARDED} any more")
         check_stopped(self.controller)
 
 
