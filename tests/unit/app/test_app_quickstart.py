@@ -229,7 +229,8 @@ def test_numbers_out_of_range_are_named(setting: str) -> None:
     "setting",
     [
         "weight_sync.bucket_mib=0", "weight_sync.deadline_s=0", "weight_sync.snapshots=1",
-        "rollout.turn_deadline_s=-1", "bus.port=70000", "bus.lease_s=inf", "bus.first_lease_s=inf", "bus.first_lease_s=0", "teacher.deadline_s=nan",
+        "rollout.turn_deadline_s=-1", "bus.port=70000", "bus.lease_s=inf", "bus.first_lease_s=inf",
+        "bus.first_lease_s=0", "teacher.deadline_s=nan",
         "launch.start_s=0", "launch.save_s=0", "launch.save_s=inf", "launch.save_s=nan",
     ],
 )  # fmt: skip
