@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from control_promises import check_stopped
-from control_world import POLICIES, Replica, World
+from control_replica import Replica
+from control_world import POLICIES, World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
