@@ -143,21 +143,21 @@ def _explore(world: Any, num_examples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "num_examples", [50, pytest.param(600, marks=[pytest.mark.thorough, pytest.mark.slow])]
+    "num_examples", [50, pytest.param(3000, marks=[pytest.mark.thorough, pytest.mark.slow])]
 )
 def test_the_controller_holds_in_any_world(num_examples: int) -> None:
     _explore(World, num_examples)
 
 
 @pytest.mark.parametrize(
-    "num_examples", [50, pytest.param(600, marks=[pytest.mark.thorough, pytest.mark.slow])]
+    "num_examples", [50, pytest.param(3000, marks=[pytest.mark.thorough, pytest.mark.slow])]
 )
 def test_the_controller_holds_in_a_world_that_somebody_operates(num_examples: int) -> None:
     _explore(OperatedWorld, num_examples)
 
 
 @pytest.mark.parametrize(
-    "num_examples", [50, pytest.param(600, marks=[pytest.mark.thorough, pytest.mark.slow])]
+    "num_examples", [50, pytest.param(3000, marks=[pytest.mark.thorough, pytest.mark.slow])]
 )
 def test_the_controller_holds_in_a_world_whose_runs_give_up_soon(num_examples: int) -> None:
     _explore(HastyWorld, num_examples)
