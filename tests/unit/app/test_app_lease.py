@@ -64,15 +64,12 @@ with ProgressWatch("policy-3", 0.5) as watch:
 
 LEAVES = """
 import time
-import cosmos_app.roles.ranks as ranks
+from cosmos_app.roles.ranks import leave_ranks
 
-ranks._END_S = 1.0
-ranks.shutdown_distributed = lambda: None
-ranks.leave_ranks("policy-0")
+leave_ranks("policy-0", end_s=1.0)
 time.sleep(1.5)
 print("left", flush=True)
-ranks.shutdown_distributed = lambda: time.sleep(3600)
-ranks.leave_ranks("policy-1")
+leave_ranks("policy-1", lambda: time.sleep(3600), end_s=1.0)
 """
 
 

@@ -21,24 +21,19 @@ from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import ElasticConfig, ProcessContext
 
 
-def test_elastic_policies_without_a_meeting_place_give_up_and_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cosmos_app.roles.elastic._MEET_S", 0.6)
+def test_elastic_policies_without_a_meeting_place_give_up_and_say_so(tmp_path: Path) -> None:
     with (
         RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run,
         pytest.raises(RunError, match=r"policy-1 waited 0\.6 s for the meeting place of its run"),
     ):
-        open_replicas(run, "policy-1", cast("Any", None), ElasticConfig())
+        open_replicas(run, "policy-1", cast("Any", None), ElasticConfig(), meet_s=0.6)
 
 
 @pytest.mark.parametrize("left_behind", ["", "127.0.0.1:9:77"])
 def test_policies_whose_first_does_not_come_give_up_and_name_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_behind: str
+    tmp_path: Path, left_behind: str
 ) -> None:
     """Also where one that died has left its address."""
-    monkeypatch.setattr("cosmos_app.roles.meeting._MEET_S", 1.0)
-    monkeypatch.setattr("cosmos_app.roles.meeting._TRY_S", 0.3)
     with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
         if left_behind:
             (run.path / "meeting.0").write_text(left_behind)
@@ -48,17 +43,16 @@ def test_policies_whose_first_does_not_come_give_up_and_name_it(
         )
         began_s = time.monotonic()
         with pytest.raises(RunError, match=r"policy-1 waited 1 s for policy-0 at .*meeting\.0"):
-            meet_replicas(context, 1, ProcessContext())
+            meet_replicas(context, 1, ProcessContext(), meet_s=1.0)
         assert time.monotonic() - began_s < 20.0
 
 
 async def test_imports_that_never_end_are_given_up_and_replicas_start_by_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("cosmos_app.preloaded._LONGEST_IMPORTS_S", 1.0)
     (tmp_path / "endless.py").write_text("import time\ntime.sleep(3600)\n")
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    preloaded = Preloaded(Shared(modules=["endless"]), path)
+    preloaded = Preloaded(Shared(modules=["endless"]), path, longest_imports_s=1.0)
     command = (sys.executable, "-m", "cosmos_app", "policy", "--help")
     assert preloaded.takes(command)
     with pytest.raises(PreloadLostError):

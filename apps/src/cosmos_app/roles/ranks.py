@@ -4,6 +4,8 @@ Every function but ``join_ranks`` and ``leave_ranks`` is called by all ranks of 
 in the same order.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -41,11 +43,19 @@ def join_ranks(place: TorchrunPlace, *, casts: bool = False) -> ProcessContext:
     return ProcessContext(device=torch.device(device))
 
 
-def leave_ranks(replica: str) -> None:
-    """Leave the process groups of this rank of a replica; one that hangs there ends its process."""
-    with ProgressWatch(replica, _END_S) as watch:
+def leave_ranks(
+    replica: str, leave: Callable[[], None] = shutdown_distributed, *, end_s: float = _END_S
+) -> None:
+    """Leave the process groups of this rank; who hangs there ends its process.
+
+    Args:
+        replica: that it is a rank of.
+        leave: leaves them.
+        end_s: seconds that it may take.
+    """
+    with ProgressWatch(replica, end_s) as watch:
         watch.at("leaving its process groups")
-        shutdown_distributed()
+        leave()
 
 
 def gather_texts(text: str) -> list[str]:
