@@ -1,7 +1,8 @@
 """Nothing waits for ever: calls that block have a deadline, or a reason here why they need none.
 
 What counts as blocking, and as a deadline, is in `waits`: calls such as ``x.get()``, ``recv`` and
-``Condition.wait_for``, awaits of tasks, ``gather``, locks of asyncio, full queues.
+``Condition.wait_for``, awaits of tasks, ``gather``, locks of asyncio, full queues, and loops that
+sleep between two looks.
 """
 
 import ast
@@ -24,8 +25,29 @@ _NO_WAIT = "adds up what it was given"
 _PLACES = "as many as are before it, each of whom has a deadline"
 _LOADS = "one load after another; each has a deadline"
 _SPAWNED = "of a process that ends at once, or was killed"
+_LOOKS_ON = "looks on beside what it looks at, at whose end it is cancelled; nobody waits for it"
+_THREAD = "a thread of its own; whoever waits for it has the deadline"
+_SHOWN = "as long as somebody looks at it"
 # Why a call needs no deadline, by module and function.
 ALLOWED: dict[str, dict[str, str]] = {
+    "cosmos_app/dashboard/address.py": {"announce_dashboard": _LOOKS_ON},
+    "cosmos_app/dashboard/feed.py": {"follow": _SHOWN},
+    "cosmos_app/wfm/dashboard/feed.py": {"follow": _SHOWN},
+    "cosmos_app/status.py": {"_watch": _SHOWN},
+    "cosmos_app/statuses.py": {"each_second": _LOOKS_ON},
+    "cosmos_app/late.py": {"end": _LOOKS_ON},
+    "cosmos_app/hung.py": {"end": _LOOKS_ON},
+    "cosmos_app/suspended.py": {"end": _LOOKS_ON, "watch": _LOOKS_ON},
+    "cosmos_app/redis_watch.py": {"look_on": _LOOKS_ON},
+    "cosmos_app/impatience.py": {"_tell": "a thread that only speaks, of a process that ends"},
+    "cosmos_app/full_disk.py": {
+        "write": "for room on a disk: said, and at its end the run has launch.sink_s"
+    },
+    "cosmos_app/passing_on.py": {"_await_passed_on": "gives up after so many looks"},
+    "cosmos_app/roles/controller.py": {"_control": "stands by until the end of the run ends it"},
+    "cosmos_app/roles/gpu_turns.py": {"_is_mine": "until ends_at"},
+    "cosmos_app/roles/lease.py": {"watch_work": _LOOKS_ON},
+    "cosmos_weightsync/command_line/copying.py": {"_serve": "serves until a signal ends it"},
     "cosmos_app/temporary.py": {"_locked": "nobody else knows the file yet"},
     "cosmos_app/roles/weights.py": {"load": _ENGINE},
     "cosmos_app/hung_teachers.py": {"end": "each question has a time limit"},
@@ -65,7 +87,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_parallel/export.py": {"export_hf": _STORAGE, "write": _STORAGE},
     "cosmos_parallel/membership.py": {"close": "one heartbeat; the store has a timeout"},
     "cosmos_parallel/pipeline.py": {"_look_ahead": _GROUP},
-    "cosmos_parallel/nccl_groups.py": {"finish": _DONE},
+    "cosmos_parallel/nccl_groups.py": {"finish": _DONE, "move": _THREAD},
     "cosmos_parallel/replicas.py": {"receive": _GROUP, "_finish": _GROUP},
     "cosmos_parallel/stage_gathering.py": {"gather_to": _GROUP},
     "cosmos_parallel/tied_ends.py": {"_move": _GROUP},
@@ -133,6 +155,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "_shows_key": "its sockets never block",
     },
     "cosmos_weightsync/transports/process_group.py": {
+        "move": _THREAD,
         "begin_recv": "only begins; both ends wait",
         "_finish": _DONE,
     },
@@ -154,7 +177,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_app/roles/colocated.py": {"alternate": _IDLE},
     "cosmos_app/roles/teacher.py": {"_serve": "serves until a signal ends it, or its engine dies"},
     "cosmos_app/roles/rollout.py": {"run": "the loops of the role", "_load": _IDLE},
-    "cosmos_app/supervisor.py": {"wait": _DONE},
+    "cosmos_app/supervisor.py": {"wait": _DONE, "_keep": "as long as a replica lives"},
     "cosmos_wfm/scoring.py": {"_call_all": _IDLE},
     "cosmos_app/wfm/disaggregated/replica.py": {
         "go_on": "until the run orders something or hangs up",
@@ -258,6 +281,17 @@ def test_no_reason_is_left_over(all_waits) -> None:
         ("def f(ready): select.select(ready, [], [], 3)", False),
         ("def f(s): s.sendall(b'x')", True),
         ("async def f(stream): await stream.readline()", True),
+        ("def f(p):\n while not p.exists(): time.sleep(1)", True),
+        ("async def f(bus):\n while True:\n  await asyncio.sleep(1)", True),
+        ("def f(p, end):\n while not p.exists():\n  end.sleep()\n", True),
+        ("def f(p, deadline):\n while time.monotonic() < deadline: time.sleep(1)", False),
+        ("def f(p, d):\n while not p():\n  time.sleep(1)\n  if d(): raise DeadlineError", False),
+        (
+            "async def f(c):\n async with asyncio.timeout(3):\n  while c(): await asyncio.sleep(1)",
+            False,
+        ),
+        ("def f(work):\n while work.pop(): work.do()", False),
+        ("def f(p):\n while p():\n  p = lambda: time.sleep(1)", False),
     ],
 )
 def test_endless_waits_are_told_from_others(text: str, is_found: bool) -> None:

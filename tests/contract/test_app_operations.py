@@ -1,7 +1,9 @@
 """What is asked of a run goes to its own API or to its Redis, and nowhere else."""
 
+import asyncio
 import http.server
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +99,23 @@ async def test_a_port_that_another_program_has_by_now_is_said_with_what_to_do(
     ) == is_advised
     async with await Bus.connect(server.url, "run") as bus:
         assert await bus.unheard() == []
+
+
+async def test_who_waits_for_the_end_of_a_run_that_goes_on_is_told_what_that_waits_for(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    with run_at_a_free_port(tmp_path / "run", server):
+        write_address(RunDirectory.open(tmp_path / "run"), server.url, "goes-on")
+    async with await Bus.connect(server.url, "goes-on") as bus:
+        await bus.write_status({"step": 3, "finished": "", "waiting_for": "step 4 on policy-0"})
+        began_s = time.monotonic()
+        with pytest.raises(RunError, match=r"not ended in 1 s; it waits for step 4 on policy-0"):
+            await stop_run(tmp_path / "run", wait_s=1.0)
+        assert 1.0 <= time.monotonic() - began_s < 10.0
+        waiting = asyncio.create_task(stop_run(tmp_path / "run", wait_s=60.0))
+        await asyncio.sleep(0.5)
+        await bus.write_status({"step": 5, "finished": "cosmos-app stop"})
+        assert await waiting == 0
 
 
 async def test_no_proxy_of_the_environment_is_asked_to_stop_a_run(

@@ -90,12 +90,12 @@ def test_a_reward_that_gives_no_sample_a_number_ends_the_run_with_its_name(
         ),
         (
             "nan",
-            "endurance.failing_s=5",
-            1,
+            "endurance.unrewarded_in_a_row=64",
+            2,
             (
-                "nothing but failures for ",
-                "the last with: reward moody: ValueError: the reward is nan",
-                "go on with --resume",
+                "no sample has a reward any more: 'moody' gave none of the last ",
+                "reward moody: ValueError: the reward is nan",
+                "correct the reward",
             ),
         ),
     ],

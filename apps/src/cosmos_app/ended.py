@@ -29,7 +29,8 @@ _LIMITS: dict[str, tuple[type[RunError], str]] = {
     UNREWARDED: (
         UnrewardedSamplesError,
         "correct the reward, or have it return a number for answers that it cannot read; "
-        "endurance.unrewarded_samples says how many are waited for",
+        "endurance.unrewarded_samples says how many are waited for at first, and "
+        "endurance.unrewarded_in_a_row how many later",
     ),
     EQUAL: (
         EqualRewardsError,

@@ -89,6 +89,8 @@ class Preloaded:
         shared: Shared,
         environment: Mapping[str, str],
         say: Callable[[str], None] = lambda _: None,
+        *,
+        longest_imports_s: float = _LONGEST_IMPORTS_S,
     ) -> None:
         """Start it; it imports while the launcher does other things.
 
@@ -97,8 +99,10 @@ class Preloaded:
             environment: of its imports, added to this process's own; what replicas are started
                 with as well.
             say: told why nothing can be forked, if so.
+            longest_imports_s: seconds that its imports may take.
         """
         self._say = say
+        self._longest_imports_s = longest_imports_s
         self._process: subprocess.Popen[bytes] | None = None
         self._roles = shared.roles
         of_all = os.environ.get(PRELOADER)
@@ -153,7 +157,7 @@ class Preloaded:
         began = self._asked[order.number] = asyncio.get_running_loop().create_future()
         try:
             writer.write(msgspec.json.encode(order) + b"\n")
-            return await asyncio.wait_for(began, _LONGEST_IMPORTS_S)
+            return await asyncio.wait_for(began, self._longest_imports_s)
         except (OSError, TimeoutError) as error:
             self._lose()
             raise PreloadLostError from error

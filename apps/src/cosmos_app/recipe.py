@@ -32,9 +32,6 @@ from cosmos_parallel import ElasticConfig, LearnerConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig
 
-_FIRST_LEASE_S = 300.0
-"""Until its first work, which may have to be compiled, a replica has so long at least."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
@@ -321,7 +318,7 @@ def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
         drop_zero_signal=trainer.drop_zero_signal,
         min_group_samples=trainer.min_group_samples,
         lease_s=recipe.bus.lease_s,
-        first_lease_s=max(_FIRST_LEASE_S, recipe.bus.lease_s),
+        first_lease_s=max(recipe.bus.first_lease_s, recipe.bus.lease_s),
     )
 
 

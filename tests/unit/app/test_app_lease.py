@@ -62,6 +62,17 @@ with ProgressWatch("policy-3", 0.5) as watch:
 """
 
 
+LEAVES = """
+import time
+from cosmos_app.roles.ranks import leave_ranks
+
+leave_ranks("policy-0", end_s=1.0)
+time.sleep(1.5)
+print("left", flush=True)
+leave_ranks("policy-1", lambda: time.sleep(3600), end_s=1.0)
+"""
+
+
 def run(folder, program, *arguments):
     """Return how a program ends, what it tells, and what it says as an error."""
     script, errors = folder / "program.py", folder / "errors"
@@ -127,6 +138,13 @@ def test_who_writes_for_too_long_ends_and_names_the_place(tmp_path):
         "policy-3: writing to s3://slow/run (launch.save_s) took more than 1 s, so it ends" in said
     )
     assert "quick" not in said
+
+
+def test_a_rank_that_never_leaves_its_process_groups_ends_and_says_so(tmp_path):
+    code, told, said = run(tmp_path, LEAVES)
+    assert (code, told) == (1, "left\n")
+    assert "policy-1: leaving its process groups took more than 1 s, so it ends" in said
+    assert "policy-0" not in said
 
 
 def test_who_hangs_ends_even_if_its_log_takes_no_words(tmp_path):

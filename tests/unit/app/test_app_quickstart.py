@@ -229,7 +229,8 @@ def test_numbers_out_of_range_are_named(setting: str) -> None:
     "setting",
     [
         "weight_sync.bucket_mib=0", "weight_sync.deadline_s=0", "weight_sync.snapshots=1",
-        "rollout.turn_deadline_s=-1", "bus.port=70000", "bus.lease_s=inf", "teacher.deadline_s=nan",
+        "rollout.turn_deadline_s=-1", "bus.port=70000", "bus.lease_s=inf", "bus.first_lease_s=inf",
+        "bus.first_lease_s=0", "teacher.deadline_s=nan",
         "launch.start_s=0", "launch.save_s=0", "launch.save_s=inf", "launch.save_s=nan",
     ],
 )  # fmt: skip
@@ -239,9 +240,20 @@ def test_sizes_times_and_ports_that_cannot_be_are_named(setting: str) -> None:
         load_config(Recipe, {}, [setting])
 
 
-@pytest.mark.parametrize(("lease_s", "first_s"), [(30.0, 300.0), (900.0, 900.0)])
-def test_a_first_lease_is_as_long_as_the_others_at_least(lease_s: float, first_s: float) -> None:
-    recipe = load_config(Recipe, {}, [f"bus.lease_s={lease_s}"])
+@pytest.mark.parametrize(
+    ("settings", "lease_s", "first_s"),
+    [
+        ((), 30.0, 300.0),
+        (("bus.lease_s=900",), 900.0, 900.0),
+        (("bus.first_lease_s=45",), 30.0, 45.0),
+        (("bus.first_lease_s=10",), 30.0, 30.0),
+        (("bus.lease_s=900", "bus.first_lease_s=1000"), 900.0, 1000.0),
+    ],
+)
+def test_a_first_lease_is_as_long_as_the_others_at_least(
+    settings: tuple[str, ...], lease_s: float, first_s: float
+) -> None:
+    recipe = load_config(Recipe, {}, settings)
     config = controller_config(recipe, num_held_out=0)
     assert (config.lease_s, config.first_lease_s) == (lease_s, first_s)
 

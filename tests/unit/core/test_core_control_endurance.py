@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from control_run import CONFIG, SHORT, Run
+from control_run import AWAY, CONFIG, NAN, SHORT, Run, fail_until_stopped, unrewarded
 
 from cosmos_core.control import (
     EQUAL,
@@ -24,24 +24,6 @@ from cosmos_core.messages import (
     VersionLoaded,
     VersionPublished,
 )
-
-NAN = "reward mine: ValueError: the reward is nan"
-AWAY = "reward judge: RewardError: http://judge gave no answer in 8 s: ConnectError('refused')"
-
-
-def unrewarded(run: Run, words: str = NAN) -> None:
-    run.answer(words, words, unrewarded_by="mine")
-
-
-def fail_until_stopped(run: Run, longest_s: int, step_s: int = 8) -> float:
-    """Have every group fail after a while, with a reward that is away; return the seconds."""
-    began_s = run.now
-    while not run.stopping and run.now < began_s + longest_s:
-        run.wait(step_s)
-        if run.asked:
-            run.answer(AWAY, AWAY)
-    return run.now - began_s
-
 
 # ---------------------------------------------------------------- rewards that are none
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from control_promises import check_stopped
-from control_world import POLICIES, Replica, World
+from control_replica import Replica
+from control_world import POLICIES, World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
@@ -179,7 +180,7 @@ class LosingWorld(World):
 
 
 @pytest.mark.parametrize(
-    "num_examples", [25, pytest.param(1000, marks=[pytest.mark.thorough, pytest.mark.slow])]
+    "num_examples", [25, pytest.param(3000, marks=[pytest.mark.thorough, pytest.mark.slow])]
 )
 def test_a_run_that_loses_a_policy_for_good_ends_with_a_cut_of_its_weights(num_examples) -> None:
     calm = [HealthCheck.too_slow, HealthCheck.filter_too_much]

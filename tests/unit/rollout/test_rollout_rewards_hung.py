@@ -14,6 +14,7 @@ from processes import is_alive, parent_of
 from cosmos_rollout import (
     Failure,
     PythonReward,
+    RewardError,
     RewardInput,
     RewardPool,
     RewardPoolConfig,
@@ -137,3 +138,15 @@ async def test_a_pool_is_closed_while_all_of_its_processes_hang(tmp_path: Path) 
         await asyncio.wait_for(pool.aclose(), 20)
         await until_dead(worker)
         await until_dead(server)
+
+
+async def test_a_reward_that_takes_too_long_to_import_is_refused_and_named(tmp_path):
+    """As one that loads a model from storage that does not answer."""
+    (tmp_path / "mine.py").write_text("import time\ntime.sleep(3600)\n" + REWARD)
+    reward = PythonReward(function=f"{tmp_path}/mine.py:judge", name="judge")
+    pool = RewardPoolConfig(rewards=(reward,), start_timeout_s=5.0, num_workers=1).build()
+    began_s = time.monotonic()
+    with pytest.raises(RewardError, match=r"reward judge cannot be used: importing it took more"):
+        await pool.start()
+    assert time.monotonic() - began_s < 30.0
+    await pool.aclose()

@@ -30,29 +30,41 @@ _RETRY_S = 0.2
 
 
 def open_replicas(
-    run: RunDirectory, replica: str, mesh: TrainingMesh, config: ElasticConfig
+    run: RunDirectory,
+    replica: str,
+    mesh: TrainingMesh,
+    config: ElasticConfig,
+    *,
+    meet_s: float = _MEET_S,
 ) -> ElasticReplicas:
     """Take this rank's place among replicas that come and go; every rank of the replica calls.
 
     From then on the others wait for this replica as long as it is alive.
 
+    Args:
+        run: whose replicas they are.
+        replica: this one.
+        mesh: its ranks.
+        config: how long they wait for each other.
+        meet_s: seconds that the run's meeting place is waited for.
+
     Raises:
         RunError: if the run's meeting place did not come up in time.
     """
-    address = _await_meeting_place(run, replica)
+    address = _await_meeting_place(run, replica, meet_s)
     # a process that comes back must not be taken for the one that died
     name = f"{replica}.{uuid.uuid4().hex[:8]}"
     meeting = Meeting(address, name, config) if mesh.process.rank == 0 else None
     return ElasticReplicas(meeting, open_meeting_store(address, config), mesh, config)
 
 
-def _await_meeting_place(run: RunDirectory, replica: str) -> str:
-    for _ in range(int(_MEET_S / _RETRY_S)):
+def _await_meeting_place(run: RunDirectory, replica: str, meet_s: float) -> str:
+    for _ in range(int(meet_s / _RETRY_S)):
         address = read_meeting_place(run)
         if address is not None:
             return address
         time.sleep(_RETRY_S)
-    raise RunError(f"{replica} waited {_MEET_S:g} s for the meeting place of its run")
+    raise RunError(f"{replica} waited {meet_s:g} s for the meeting place of its run")
 
 
 class Gathering:

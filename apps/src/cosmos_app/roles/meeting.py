@@ -22,36 +22,44 @@ _RETRY_S = 0.5
 _TRY_S = 20.0
 
 
-def meet_replicas(context: RunContext, index: int, process: ProcessContext) -> ReplicaGroup:
+def meet_replicas(
+    context: RunContext, index: int, process: ProcessContext, *, meet_s: float = _MEET_S
+) -> ReplicaGroup:
     """Join the same rank of all policy replicas into a group; blocks until they are there.
 
     The address lies in the run directory. One that a dead host left behind does not answer, or
     answers for nobody, so the others try again until the new host has written its own.
+
+    Args:
+        context: the run.
+        index: of this replica.
+        process: its rank.
+        meet_s: seconds that the others, or the first one, are waited for.
 
     Raises:
         RunError: if the replicas did not meet in time.
     """
     names = policy_names(context.recipe.policy)
     meeting_point = context.run.path / f"meeting.{process.rank}"
-    deadline = time.monotonic() + _MEET_S
+    deadline = time.monotonic() + meet_s
     if index == 0:
         host = own_address()
-        store = open_store(host, 0, hosting=True, timeout_s=_MEET_S)
+        store = open_store(host, 0, hosting=True, timeout_s=meet_s)
         write_atomic(meeting_point, f"{host}:{store.port}:{os.getpid()}")
         members = ReplicaMembership(
             names=tuple(names), index=0, epoch=os.getpid(), rank=process.rank
         )
-        return StoreReplicaGroup(store, members, timeout_s=_MEET_S, device_type=process.device_type)
-    while time.monotonic() < deadline:
-        group = _try_to_join(meeting_point, names, index, process)
+        return StoreReplicaGroup(store, members, timeout_s=meet_s, device_type=process.device_type)
+    while (left_s := deadline - time.monotonic()) > 0:
+        group = _try_to_join(meeting_point, names, index, process, min(_TRY_S, left_s))
         if group is not None:
             return group
         time.sleep(_RETRY_S)
-    raise RunError(f"{names[index]} waited {_MEET_S:g} s for {names[0]} at {meeting_point}")
+    raise RunError(f"{names[index]} waited {meet_s:g} s for {names[0]} at {meeting_point}")
 
 
 def _try_to_join(
-    meeting_point: Path, names: list[str], index: int, process: ProcessContext
+    meeting_point: Path, names: list[str], index: int, process: ProcessContext, try_s: float
 ) -> ReplicaGroup | None:
     if not meeting_point.exists():
         return None
@@ -60,7 +68,7 @@ def _try_to_join(
         names=tuple(names), index=index, epoch=int(epoch), rank=process.rank
     )
     try:
-        store = open_store(host, int(port), hosting=False, timeout_s=_TRY_S)
+        store = open_store(host, int(port), hosting=False, timeout_s=try_s)
         return StoreReplicaGroup(store, members, timeout_s=_MEET_S, device_type=process.device_type)
     except ParallelError:
         return None

@@ -26,7 +26,6 @@ from cosmos_app.control_files import read_weights_token
 from cosmos_app.errors import RunError
 from cosmos_app.parent import die_with_parent
 from cosmos_app.patience import silence_s
-from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.roles.batch_plan import shown_pictures
 from cosmos_app.roles.elastic import Gathering, open_replicas
 from cosmos_app.roles.lease import Standing, keep_lease, watch_saving, watch_start, watched_work
@@ -40,7 +39,7 @@ from cosmos_app.roles.process import (
     torchrun_place,
 )
 from cosmos_app.roles.put_away import PutAway
-from cosmos_app.roles.ranks import gather_texts, join_ranks
+from cosmos_app.roles.ranks import gather_texts, join_ranks, leave_ranks
 from cosmos_app.roles.run_checkpoints import RunCheckpoints
 from cosmos_app.roles.spans import PolicyTime, open_diary
 from cosmos_app.roles.step_trainer import Seat, StepTrainer
@@ -71,10 +70,8 @@ from cosmos_parallel import (
     TrainingMesh,
     broadcast_bytes,
     build_mesh,
-    shutdown_distributed,
 )
 
-_END_S = 120.0
 Value = TypeVar("Value")
 
 
@@ -392,7 +389,5 @@ async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:
             with kernels(recipe.seed, are_deterministic=recipe.trainer.deterministic):
                 await PolicyProcess(context, bus, replica, torchrun_place()).run()
     finally:
-        with ProgressWatch(replica, _END_S) as watch:
-            watch.at("leaving its process groups")
-            shutdown_distributed()
+        leave_ranks(replica)
     return 0

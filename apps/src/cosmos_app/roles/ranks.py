@@ -1,17 +1,22 @@
 """Small host messages between the ranks of one policy replica, as bytes, never pickled.
 
-Every function but ``join_ranks`` is called by all ranks of the default group, in the same order.
+Every function but ``join_ranks`` and ``leave_ranks`` is called by all ranks of the default group,
+in the same order.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.roles.process import TorchrunPlace
-from cosmos_parallel import ProcessContext, init_distributed
+from cosmos_parallel import ProcessContext, init_distributed, shutdown_distributed
 
 _COLLECTIVE_S = 24 * 3600.0  # ranks wait in a broadcast for their next command
 _LONGEST_TEXT = 1024
+_END_S = 120.0
 
 
 def join_ranks(place: TorchrunPlace, *, casts: bool = False) -> ProcessContext:
@@ -36,6 +41,21 @@ def join_ranks(place: TorchrunPlace, *, casts: bool = False) -> ProcessContext:
     if torch.cuda.is_available():
         torch.cuda.set_device(device)  # of random states and kernels that ask for no other
     return ProcessContext(device=torch.device(device))
+
+
+def leave_ranks(
+    replica: str, leave: Callable[[], None] = shutdown_distributed, *, end_s: float = _END_S
+) -> None:
+    """Leave the process groups of this rank; who hangs there ends its process.
+
+    Args:
+        replica: that it is a rank of.
+        leave: leaves them.
+        end_s: seconds that it may take.
+    """
+    with ProgressWatch(replica, end_s) as watch:
+        watch.at("leaving its process groups")
+        leave()
 
 
 def gather_texts(text: str) -> list[str]:

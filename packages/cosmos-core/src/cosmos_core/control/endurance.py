@@ -37,6 +37,9 @@ class EnduranceConfig:
         unrewarded_samples: so many samples at the beginning of a run, or of its resumption, all of
             which a reward raised at or gave no finite number: it is not what its author meant. A
             reward that takes too long, or whose service is away, is waited for instead.
+        unrewarded_in_a_row: the same of a reward that has given some sample a number before: so
+            many samples since then. What was in work when they began is waited for, as one replica
+            whose rewards are broken may fail faster than others sample.
         equal_groups: so many groups in a row whose rewards were all equal, where
             ``trainer.drop_zero_signal`` drops such groups; and 20 for each that is in work.
         failing_s: seconds for which groups were tried, and each that came back had failed, while
@@ -50,6 +53,7 @@ class EnduranceConfig:
     """
 
     unrewarded_samples: int = 64
+    unrewarded_in_a_row: int = 1024
     equal_groups: int = 1000
     failing_s: float = 3600.0
     standstill_s: float = 14400.0
@@ -97,19 +101,21 @@ class Endurance:
     def note_samples(self, samples: Sequence[SampleRef]) -> None:
         """Look who has a reward among samples that were waited for."""
         own, limit = self._own, self._config.unrewarded_samples
-        if own.has_reward:
-            return
         if any(sample.status == "completed" for sample in samples):
-            own.has_reward = True
+            own.has_reward, own.unrewarded_in_a_row = True, 0
+            own.row_since_s, own.is_row_of_all = -1.0, False
             return
         unrewarded = [sample for sample in samples if sample.unrewarded_by]
+        if not unrewarded:
+            return
+        own.last_unrewarded_by = unrewarded[-1].unrewarded_by
+        own.last_unrewarded = unrewarded[-1].failure
+        if own.has_reward:
+            own.unrewarded_in_a_row += len(unrewarded)
+            return
         own.unrewarded += len(unrewarded)
-        if unrewarded and limit and own.unrewarded >= limit:
-            last = unrewarded[-1]
-            self._stop(
-                f"{UNREWARDED}: '{last.unrewarded_by}' gave none of the first {own.unrewarded} a "
-                f"finite number; of the last it is said: {last.failure}"
-            )
+        if limit and own.unrewarded >= limit:
+            self._stop_unrewarded(UNREWARDED, f"first {own.unrewarded}")
 
     def note_sampled(self) -> None:
         """Note that a group, or a validation's answer, came back with its samples."""
@@ -173,6 +179,7 @@ class Endurance:
         is_training = at_work.is_training
         passed_s = now - own.ticked_s if own.ticked_s >= 0 else 0.0
         own.ticked_s = now
+        self._look_at_row(now)
         is_paused = state.wanted_rollouts == 0
         is_lacking = state.training is not None and not is_training
         own.lacking_s = own.lacking_s + passed_s if is_lacking else 0.0
@@ -195,6 +202,25 @@ class Endurance:
                 f"the last with: {own.last_failure}"
             )
 
+    def _look_at_row(self, now: float) -> None:
+        """Stop a run whose samples have no reward any more, whoever sampled them."""
+        own, limit = self._own, self._config.unrewarded_in_a_row
+        if not limit or not own.unrewarded_in_a_row:
+            return
+        if own.row_since_s < 0:
+            own.row_since_s = now
+        own.is_row_of_all = own.is_row_of_all or not self._is_in_work_since(own.row_since_s)
+        if own.is_row_of_all and own.unrewarded_in_a_row >= limit:
+            self._stop_unrewarded(f"{UNREWARDED} any more", f"last {own.unrewarded_in_a_row}")
+
+    def _is_in_work_since(self, time_s: float) -> bool:
+        """Whether anything is in work that was given to a rollout replica before that time."""
+        opened = self._state.round
+        if opened is not None and opened.given and opened.since_s <= time_s:
+            return True
+        groups = self._state.groups.values()
+        return any(group.stage == "generating" and group.since_s <= time_s for group in groups)
+
     @property
     def _is_loading(self) -> bool:
         """Whether weights are on their way, but for those that have failed to arrive before."""
@@ -214,6 +240,13 @@ class Endurance:
             return False
         groups = self._state.groups.values()
         return not any(g.stage == "generating" and 2 * (now - g.since_s) > limit_s for g in groups)
+
+    def _stop_unrewarded(self, what: str, which: str) -> None:
+        own = self._own
+        self._stop(
+            f"{what}: '{own.last_unrewarded_by}' gave none of the {which} a finite number; of the "
+            f"last it is said: {own.last_unrewarded}"
+        )
 
     def _give_up(self, reason: str) -> None:
         self._stop(reason)

@@ -154,17 +154,16 @@ class ReplicaTable:
         """Have a replica rest, each time for twice as long, if nothing comes of its groups.
 
         Without it a broken engine, which always has room, would be given every prompt there is.
-        What is wrong with a prompt is no fault of who says so, nor is a reward that has not given
-        any sample a number: a run of that ends soon.
+        What is wrong with a prompt is no fault of who says so, nor is a reward that gives no sample
+        a number, whoever has sampled it: a run of that ends soon.
         """
-        reason = failure_of(event)
-        if not reason:
+        replica.last_failure = reason = failure_of(event)
+        if not reason or self._is_fault_of_rewards(event):
             if replica.failures:
-                replica.failures, replica.resting, replica.last_failure = 0, False, ""
+                replica.failures, replica.resting = 0, False
                 self._enter(replica)
             return
-        replica.last_failure = reason
-        if replica.resting or self._is_fault_of_others(event):
+        if replica.resting or (isinstance(event, GroupFailed) and event.drop_as):
             return  # resting, it was given this group before
         replica.failures += 1
         extra = replica.failures - FAILURES_ALLOWED
@@ -172,12 +171,12 @@ class ReplicaTable:
             replica.resting = True
             replica.rest_until_s = now + min(_FIRST_REST_S * 2.0**extra, _LONGEST_REST_S)
 
-    def _is_fault_of_others(self, event: GroupFinished | GroupFailed) -> bool:
+    def _is_fault_of_rewards(self, event: GroupFinished | GroupFailed) -> bool:
+        own, limits = self._state.endurance, self._config.endurance
         if isinstance(event, GroupFailed):
-            return bool(event.drop_as)
-        if self._state.endurance.has_reward or not self._config.endurance.unrewarded_samples:
             return False
-        return all(sample.unrewarded_by for sample in event.samples)
+        ends_soon = own.is_row_of_all if own.has_reward else bool(limits.unrewarded_samples)
+        return ends_soon and all(sample.unrewarded_by for sample in event.samples)
 
     def wake(self, now: float) -> None:
         """End the rests that are over."""

@@ -209,8 +209,11 @@ class EnduranceState(msgspec.Struct, kw_only=True):
     """How long a run has got no further.
 
     ``has_reward`` says whether any sample was ever given its rewards, ``unrewarded`` how many were
-    not by the fault of a reward. ``failed`` counts attempts at groups in a row that came to
-    nothing, ``failing_s`` the seconds since the first of them while nothing was trained;
+    not by the fault of a reward. ``unrewarded_in_a_row``: the same since the last that was;
+    ``row_since_s`` is the first tick since they began, -1 before, and ``is_row_of_all`` says that
+    all that was in work then has come back. ``last_unrewarded_by`` and ``last_unrewarded`` are
+    the reward, and what was said, of the last. ``failed`` counts attempts at groups in a row that
+    came to nothing, ``failing_s`` the seconds since the first of them while nothing was trained;
     ``still_s`` are those in which nobody had anything to do and no more than ``most_there``
     replicas were there. ``ticked_s`` is when time was counted last; -1 before. ``lacking_s``: for
     how long the step in hand has had too few policy replicas, or such as disagree. ``deaths``
@@ -221,6 +224,11 @@ class EnduranceState(msgspec.Struct, kw_only=True):
 
     has_reward: bool = False
     unrewarded: int = 0
+    unrewarded_in_a_row: int = 0
+    row_since_s: float = -1.0
+    is_row_of_all: bool = False
+    last_unrewarded_by: str = ""
+    last_unrewarded: str = ""
     failed: int = 0
     failing_s: float = 0.0
     last_failure: str = ""
