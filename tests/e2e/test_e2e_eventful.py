@@ -50,7 +50,7 @@ def eventful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Se
         patched.setenv("TMPDIR", machines)
         try:
             run = runner.start(*chosen, "trainer.steps=100000")
-            run.wait_for(lambda: run.steps_done() >= 2 * EVERY)
+            run.wait_for(lambda: run.steps_done() >= 6 * EVERY)
             hang_rollouts(run, seen)
             hold_learner(run, server.pid, seen)
             press_twice(run, seen)
@@ -171,7 +171,7 @@ def test_validations_are_of_the_versions_that_are_due_and_training_goes_on_meanw
         if not any(first < end and begun < last for begun, end in seen.stopped):
             calm += 1
             alone += not any(first < time_s < last for time_s in taken)
-    assert calm > 3
+    assert calm > 3, "of those that two rollouts share with training"
     assert alone <= 1, "steps were taken while answers were scored"
     waited_s = {r["step"]: r["values"]["validated_s"] for r in run.metrics("controller")}
     undisturbed = {*range(1, seen.calm), *range(seen.steps + 1, max(waited_s))}

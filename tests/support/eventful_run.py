@@ -46,7 +46,8 @@ class Seen:
         litter: files in the temporary directory.
         payloads: samples left in Redis.
         calm: steps taken until anybody hung.
-        stopped: when processes were stopped, and when they went on: seconds since the epoch.
+        stopped: from when until when a learner, or a rollout of two, was missing: seconds since
+            the epoch.
         silent_s: from the moment when a rollout was stopped until it had lost its lease.
         held: groups in flight while the learner was stopped.
         stored: of what in Redis there was how much when all waited for the learner, and when it
@@ -104,12 +105,12 @@ def hang_rollouts(run: Run, seen: Seen) -> None:
         run.wait_for(are_silent)
     finally:
         os.kill(first, signal.SIGCONT)
-        seen.stopped.append((begun_s, time.time()))
     before = run.steps_done()
     run.wait_for(lambda: run.steps_done() >= before + 2)
     run.wait_for(lambda: run.children("rollout-1") not in ([], [second]))
     told = lambda: ask(run)[0]["replicas"].get("rollout-1", {})  # noqa: E731
     run.wait_for(lambda: told().get("first_group_s") is not None)
+    seen.stopped.append((begun_s, time.time()))
 
 
 def hold_learner(run: Run, redis: int, seen: Seen) -> None:
