@@ -99,6 +99,29 @@ def test_prompts_that_are_all_longer_than_the_context_are_refused_with_their_len
     assert not run.output.exists()
 
 
+def test_a_prompt_that_is_longer_than_the_context_is_refused_before_anything_is_written(
+    runner: Runner, tmp_path: Path
+) -> None:
+    build_tiny_model(tmp_path / "model", ["0123456789"], TinyModelConfig(), 0)
+    rows = [{"prompt": "9" * (60 if n == 150 else 20), "answer": "1"} for n in range(200)]
+    path = tmp_path / "my.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = runner.start(
+        *SMALL,
+        f"data.path={path}",
+        f"model.path={tmp_path / 'model'}",
+        "rollout.engine.context_length=40",
+    )
+    assert run.finish() == 2
+    assert (
+        "cannot serve 1 of the 200 prompts looked at, which are too long, such as row 151"
+        in run.text
+    )
+    assert "the prompt has 61 tokens, a context of 40 leaves room for 39 at most" in run.text
+    assert 'have them dropped by data.too_long="drop"' in run.text
+    assert not run.output.exists()
+
+
 @pytest.mark.slow
 def test_a_run_ends_whose_built_model_can_be_given_none_of_the_prompts(
     runner: Runner, tmp_path: Path

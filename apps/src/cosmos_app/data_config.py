@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cosmos_app.data_sets import DataSetConfig, check_sets, shares_of
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig, Row, arithmetic_rows
@@ -32,6 +32,9 @@ class DataConfig:
         sets: several data sets in place of ``path`` and ``held_out_path``.
         held_out: how many rows of each ``path`` are kept back, at most a tenth of it; 0 for none,
             and no validation.
+        too_long: what becomes of prompts that ``rollout.engine`` has no room for. ``refuse``: a run
+            is not begun with a file that has one, as far as that is seen without the engine;
+            ``drop``: they are dropped, and counted, as a run comes to them.
         video_sampling: which frames are shown of videos whose rows do not say it.
         arithmetic: the sums that are generated.
         reversal: strings of digits to be written backwards, generated instead.
@@ -41,6 +44,7 @@ class DataConfig:
     held_out_path: Path | None = None
     sets: tuple[DataSetConfig, ...] = ()
     held_out: int = 256
+    too_long: Literal["refuse", "drop"] = "refuse"
     video_sampling: VideoSampling = field(default_factory=VideoSampling)
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
     reversal: ReversalConfig | None = None

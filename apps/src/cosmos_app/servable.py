@@ -1,6 +1,7 @@
 """Whether an engine could serve the prompts of a recipe: how long they are, and of which tokens."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cosmos_rollout import (
     EngineConfig,
     GenerationRequest,
     PromptError,
+    PromptTooLongError,
     Sampling,
     ScriptedConfig,
     check_request,
@@ -62,15 +64,17 @@ def limits_of(engine: EngineConfig, model: Path, *, is_played: bool) -> Limits:
 def check_prompts(recipe: Recipe) -> tuple[str, ...]:
     """Look whether the prompts of a recipe's data could be served, without starting an engine.
 
-    Of a long file it looks at the first 256 rows and at each 64th after them; rows with pictures
-    or videos, whose length is the engine's to say, are left out, and so are models that are built.
+    Of a file it looks at every row whose bytes could be more tokens than there is room for, at the
+    first 256, and at each 64th after them. Rows with pictures or videos, whose length is the
+    engine's to say, are left out, and so are models that are built.
 
     Returns:
         A warning for each file of which the engine will refuse some rows; they are dropped and
         counted as a run comes to them.
 
     Raises:
-        DataError: if it will refuse all of a file.
+        DataError: if it will refuse all of a file, or has no room for some of it and
+            ``data.too_long`` says "refuse".
     """
     model = recipe.model.path
     paths = [p for source in recipe.data.sources for p in (source.path, source.held_out_path) if p]
@@ -81,48 +85,89 @@ def check_prompts(recipe: Recipe) -> tuple[str, ...]:
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     is_played = recipe.rollout.environment is not None
     limits = limits_of(recipe.rollout.engine, model, is_played=is_played)
-    said = (_check_file(path, limits, tokenizer) for path in paths)
-    return tuple(warning for warning in said if warning)
+    said: list[str] = []
+    for path in paths:
+        found = _look_at(path, limits, tokenizer)
+        if found.too_long and recipe.data.too_long == "refuse":
+            raise DataError(
+                f"{found}, which are too long, such as {found.too_long[0]}; raise "
+                "rollout.engine.context_length, take them out, or have them dropped by "
+                'data.too_long="drop"'
+            )
+        if found.refused:
+            said.append(f"{found}, which will be dropped, such as {found.refused[0]}")
+    return tuple(said)
 
 
-def _check_file(path: Path, limits: Limits, tokenizer: Any) -> str:
-    """Return what to warn of; empty if nothing.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """What is said of the prompts of a file that an engine will refuse.
+
+    Attributes:
+        path: the file.
+        looked_at: how many were looked at.
+        refused: of each that will be refused, why.
+        too_long: the same of those that there is no room for.
+    """
+
+    path: Path
+    looked_at: int
+    refused: Sequence[str]
+    too_long: Sequence[str]
+
+    def __str__(self) -> str:
+        return (
+            f"data file {self.path}: rollout.engine cannot serve {len(self.refused)} of the "
+            f"{self.looked_at} prompts looked at"
+        )
+
+
+def _look_at(path: Path, limits: Limits, tokenizer: Any) -> _Found:
+    """Return what the engine will refuse of a file.
 
     Raises:
         DataError: if no row can be served.
     """
-    looked_at, refused = 0, list[str]()
+    looked_at, refused, too_long = 0, list[str](), list[str]()
+    of_template = 0  # at most: all tokens of the first prompt
     for number, row in enumerate(prompt_rows(path), 1):
-        if number > _ALL_OF_THE_FIRST and number % _THEN_EVERY:
-            continue
         if row.get("images") or row.get("videos"):
             continue
+        is_chosen = number <= _ALL_OF_THE_FIRST or not number % _THEN_EVERY
+        if not is_chosen and _most_tokens(row) + of_template < limits.context_length:
+            continue
         looked_at += 1
-        if words := _refusal(row, f"row {number}", limits, tokenizer):
-            refused.append(words)
-    if not refused:
-        return ""
-    said = f"data file {path}: rollout.engine cannot serve"
-    if len(refused) == looked_at:
-        raise DataError(f"{said} any of the {looked_at} prompts looked at, such as {refused[0]}")
-    return (
-        f"{said} {len(refused)} of the {looked_at} prompts looked at, which will be dropped, such "
-        f"as {refused[0]}"
+        try:
+            num_tokens = _checked(row, f"row {number}", limits, tokenizer)
+            of_template = of_template or num_tokens
+        except PromptError as error:
+            refused.append(str(error).removeprefix("request "))
+            if isinstance(error, PromptTooLongError):
+                too_long.append(refused[-1])
+    if refused and len(refused) == looked_at:
+        raise DataError(
+            f"data file {path}: rollout.engine cannot serve any of the {looked_at} prompts looked "
+            f"at, such as {refused[0]}"
+        )
+    return _Found(path=path, looked_at=looked_at, refused=refused, too_long=too_long)
+
+
+def _most_tokens(row: Mapping[str, Any]) -> int:
+    """Return what the texts of a row cannot be more tokens than: their bytes, and those of JSON."""
+    return len(json.dumps(dict(row), ensure_ascii=False, default=str).encode(errors="replace"))
+
+
+def _checked(row: Mapping[str, Any], where: str, limits: Limits, tokenizer: Any) -> int:
+    """Return how many tokens the prompt of a row has.
+
+    Raises:
+        PromptError: if the engine will refuse it.
+    """
+    tokens = prompt_tokens(prompt_row(row, where, default_id=where), tokenizer)
+    request = GenerationRequest(
+        request_id=where, prompt_token_ids=tokens, sampling=Sampling(max_new_tokens=1)
     )
-
-
-def _refusal(row: Mapping[str, Any], where: str, limits: Limits, tokenizer: Any) -> str:
-    """Return what is wrong with the prompt of a row; empty if nothing is."""
-    try:
-        tokens = prompt_tokens(prompt_row(row, where, default_id=where), tokenizer)
-        request = GenerationRequest(
-            request_id=where, prompt_token_ids=tokens, sampling=Sampling(max_new_tokens=1)
-        )
-        check_request(
-            request,
-            context_length=limits.context_length,
-            vocabulary_size=limits.vocabulary_size,
-        )
-    except PromptError as error:
-        return str(error).removeprefix("request ")
-    return ""
+    check_request(
+        request, context_length=limits.context_length, vocabulary_size=limits.vocabulary_size
+    )
+    return len(tokens)
