@@ -59,7 +59,8 @@ class ChatRenderer:
         tool_format: how the model writes calls of them; see `EpisodeLimits`.
 
     Raises:
-        PromptDataError: if the format is one that the tokenizer has to state, and does not.
+        PromptDataError: if the format is one that the tokenizer has to state, and does not; or
+            there are tools, and the template writes calls in none of the known ones.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._tools = [dict(tool) for tool in tools] or None
         self._tool_format: ToolFormatName = tool_format
-        self._format = find_format(tool_format, tokenizer)
+        self._format = find_format(tool_format, tokenizer, has_tools=bool(tools))
         self._marks, special = _control_tokens(tokenizer)
         control = sorted(self._marks | special | {_MARK, _BREAK}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, control)))

@@ -14,6 +14,7 @@ from cosmos_rollout.environments.tool_formats import (
 from cosmos_rollout.errors import PromptDataError
 
 _NAME, _KEY, _VALUE = "probe", "key", "value"
+_MOST_SAID = 200
 _TOOL = {
     "type": "function",
     "function": {
@@ -44,14 +45,17 @@ class Templated(Protocol):
         ...
 
 
-def find_format(name: ToolFormatName, tokenizer: Templated) -> ToolFormat:
+def find_format(
+    name: ToolFormatName, tokenizer: Templated, *, has_tools: bool = True
+) -> ToolFormat:
     """Return a format by its name.
 
     "auto" is the one in which the chat template writes a call; then what the tokenizer states;
     then Hermes', as many a model without a word of tools in its template was told in the prompt.
 
     Raises:
-        PromptDataError: if the tokenizer has to state it, and does not.
+        PromptDataError: if the tokenizer has to state it, and does not, or there are tools and the
+            template writes calls of them in a form that is none of those known.
     """
     if name in FORMATS:
         return FORMATS[name]
@@ -60,13 +64,21 @@ def find_format(name: ToolFormatName, tokenizer: Templated) -> ToolFormat:
         raise PromptDataError(
             'tool_format is "response_template", and the tokenizer has no response template'
         )
-    if name == "auto":
-        for said in _calls_written(tokenizer):
-            for form in FORMATS.values():
-                if _is_read(said, form):
-                    return form
-    has_calls = stated is not None and "tool_calls" in stated.get("fields", {})
-    return stated_format(stated) if stated and has_calls else FORMATS["hermes"]
+    written = list(_calls_written(tokenizer)) if name == "auto" else []
+    for said in written:
+        for form in FORMATS.values():
+            if _is_read(said, form):
+                return form
+    if stated is not None and "tool_calls" in stated.get("fields", {}):
+        return stated_format(stated)
+    unread = next((said for said in written if _NAME in said and _VALUE in said), "")
+    if unread and has_tools:
+        raise PromptDataError(
+            f"the chat template writes a call of a tool as {unread.strip()[-_MOST_SAID:]!r}, which "
+            f"none of the known formats is ({', '.join(FORMATS)}); name the one in which the model "
+            "calls tools by tool_format"
+        )
+    return FORMATS["hermes"]
 
 
 def _is_read(text: str, form: ToolFormat) -> bool:
@@ -88,11 +100,23 @@ def _calls_written(tokenizer: Templated) -> Iterator[str]:
                     "tool_calls": [{**call, "id": call_id}],
                 }
                 try:
-                    opened = _rendered(tokenizer, [question], is_open=True)
+                    asked = [_rendered(tokenizer, [question], is_open=o) for o in (True, False)]
                     whole = _rendered(tokenizer, [question, turn], is_open=False)
                 except Exception:  # noqa: BLE001 - a template may raise anything
                     continue
-                yield _LAST_TOKEN.sub("", whole.removeprefix(opened))
+                said = _behind(asked, whole)
+                yield _LAST_TOKEN.sub("", said)
+                yield said  # what ends the turn may end the call
+
+
+def _behind(beginnings: Sequence[str], whole: str) -> str:
+    """Return a text without the first of these that it begins with.
+
+    What opens a turn may open a thought too, which the turn itself is written without. Left in,
+    the examples of how to call a tool would be read as calls.
+    """
+    found = next((text for text in beginnings if whole.startswith(text)), "")
+    return whole.removeprefix(found)
 
 
 def _rendered(tokenizer: Templated, turns: Sequence[dict[str, Any]], *, is_open: bool) -> str:
