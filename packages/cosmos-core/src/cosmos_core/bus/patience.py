@@ -1,6 +1,7 @@
 """How long a server is waited for that is away or refuses, and what to do about a refusal."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -73,19 +74,31 @@ class Patience:
 class Outage:
     """Says that a server does not answer, once for all calls that wait for it, and that it does.
 
+    A call that has waited for long says nothing while others were answered just now: what it failed
+    of may be over.
+
     Args:
         address: of the server, for people.
         say: tells them.
+        clock: counts seconds.
     """
 
-    def __init__(self, address: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._address = address
         self._say = say
+        self._clock = clock
         self._is_told = False
+        self._answered_s = -math.inf
 
     def note(self, error: Exception, patience: Patience) -> None:
         """A call goes on trying: say why, unless that was said."""
-        if not self._is_told and patience.waited_s >= _TOLD_S:
+        silent_s = min(patience.waited_s, self._clock() - self._answered_s)
+        if not self._is_told and silent_s >= _TOLD_S:
             self._is_told = True
             left_s = patience.longest_s - patience.waited_s
             self._say(
@@ -95,6 +108,7 @@ class Outage:
 
     def end(self) -> None:
         """It has answered."""
+        self._answered_s = self._clock()
         if self._is_told:
             self._is_told = False
             self._say(f"Redis at {self._address} answers again")
