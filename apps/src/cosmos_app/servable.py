@@ -90,12 +90,12 @@ def check_prompts(recipe: Recipe) -> tuple[str, ...]:
         found = _look_at(path, limits, tokenizer)
         if found.too_long and recipe.data.too_long == "refuse":
             raise DataError(
-                f"{found}, which are too long, such as {found.too_long[0]}; raise "
+                f"{found.describe(found.too_long, 'which are too long')}; raise "
                 "rollout.engine.context_length, take them out, or have them dropped by "
                 'data.too_long="drop"'
             )
         if found.refused:
-            said.append(f"{found}, which will be dropped, such as {found.refused[0]}")
+            said.append(found.describe(found.refused, "which will be dropped"))
     return tuple(said)
 
 
@@ -115,10 +115,11 @@ class _Found:
     refused: Sequence[str]
     too_long: Sequence[str]
 
-    def __str__(self) -> str:
+    def describe(self, which: Sequence[str], what: str) -> str:
+        """Return how many of those looked at these are, what of them, and one of them."""
         return (
-            f"data file {self.path}: rollout.engine cannot serve {len(self.refused)} of the "
-            f"{self.looked_at} prompts looked at"
+            f"data file {self.path}: rollout.engine cannot serve {len(which)} of the "
+            f"{self.looked_at} prompts looked at, {what}, such as {which[0]}"
         )
 
 
