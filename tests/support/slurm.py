@@ -31,7 +31,7 @@ _LIKE_NULL = os.makedev(1, 3)
 _UNTIL_OVER = """
 while said=$(scontrol --oneliner show job "$1") &&
       ! grep -Eq "JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)" <<< "$said"; do
-  sleep 0.1
+  sleep 0.4
 done
 [[ "$said" =~ ExitCode=([0-9]+):([0-9]+) ]] || exit 255
 exit $((BASH_REMATCH[1] + BASH_REMATCH[2]))
@@ -86,7 +86,7 @@ class Slurm:
 
     def sbatch(self, script: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         """Submit a script with an environment; who waits for it ends with the job's exit code."""
-        return self._wait(["sbatch", "--wait", str(script)], script.parent, environment)
+        return self.submitted_by(["sbatch", str(script)], script.parent, environment)[0]
 
     def submitted_by(
         self, command: Sequence[str], folder: Path, environment: Mapping[str, str]
@@ -104,16 +104,9 @@ class Slurm:
         found = re.search(r"^Submitted batch job (\d+)$", done.stdout, re.MULTILINE)
         if done.returncode or not found:
             raise subprocess.SubprocessError(f"{done.returncode}: {done.stdout}{done.stderr}")
-        waiting = self._wait(["bash", "-c", _UNTIL_OVER, "bash", found[1]], folder, os.environ)
-        return waiting, done.stdout
-
-    def _wait(
-        self, command: Sequence[str], folder: Path, environment: Mapping[str, str]
-    ) -> subprocess.Popen[str]:
         waiting = subprocess.Popen(
-            self.machines[0].command(*command),
-            cwd=folder,
-            env={**environment, **self._known},
+            self.machines[0].command("bash", "-c", _UNTIL_OVER, "bash", found[1]),
+            env={**os.environ, **self._known},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -121,7 +114,7 @@ class Slurm:
             start_new_session=True,
         )
         self.submitted.append(waiting)
-        return waiting
+        return waiting, done.stdout
 
     def start(self) -> None:
         """Start the daemons and wait until each machine is ready for jobs."""
