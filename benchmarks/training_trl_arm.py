@@ -120,7 +120,7 @@ def grpo(
             "logprobs": [[0.0] * len(s.response) for s in given],
         }
 
-    def reward(completions: list[str], **_: Any) -> list[float]:
+    def reward(completions: list[str], **_: Any) -> list[float | None]:
         return [s.reward for s in given]
 
     config = GRPOConfig(

@@ -163,10 +163,10 @@ def _trainer(settings: TrlSettings, workload: Path, recorder: Recorder, scratch:
             if state.global_step % settings.snapshot_every == 0:
                 recorder.take_snapshot(kwargs["model"])
 
-    def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    def exact(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
         rewards = [float(c == a) for c, a in zip(completions, answer, strict=True)]
         recorder.reward = sum(rewards) / len(rewards)
-        return rewards
+        return [*rewards]
 
     lines = (workload / "data/train.jsonl").read_text(encoding="utf-8").splitlines()
     model_dir = workload / "warm_model"
