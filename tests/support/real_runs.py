@@ -34,6 +34,14 @@ SMALL = (
     "model.tiny.num_heads=2",
 )
 
+# Of a run that nobody looks at: no answers to held-out prompts, no page, and files alone.
+UNSEEN = (
+    "validation.before=false",
+    "validation.after=false",
+    "dashboard.enabled=false",
+    "sinks=[{kind='jsonl'}]",
+)
+
 
 @dataclass
 class Run:
@@ -167,3 +175,8 @@ def assert_balanced(books: dict[str, Any]) -> None:
     """Issued = consumed + dropped + in flight, in groups."""
     dropped, in_flight = sum(books["dropped"].values()), sum(books["in_flight"].values())
     assert books["issued"] == books["consumed"] + dropped + in_flight
+
+
+def ordinal_of(key: str) -> int:
+    """Return which prompt of its source a group, or the key of a sample, is of."""
+    return int(key.split(".")[2])

@@ -73,11 +73,10 @@ async def test_a_tool_is_called_and_answered_as_the_released_template_writes_it(
 
 def as_called(family: Family, question: dict[str, object]) -> list[dict[str, object]]:
     """Return a conversation up to the answer of the tool, as the template itself takes it."""
-    arguments = '{"a": 2, "b": 3}' if family.form == "deepseek_v3" else {"a": 2, "b": 3}
+    is_text = family.form == "deepseek_v3"  # arguments are JSON there, and content is none
+    arguments = '{"a": 2, "b": 3}' if is_text else {"a": 2, "b": 3}
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
-    turn = {"role": "assistant", "content": None, "tool_calls": [call]}
-    if family.form != "deepseek_v3":
-        turn["content"] = ""
+    turn = {"role": "assistant", "content": None if is_text else "", "tool_calls": [call]}
     return [question, turn, {"role": "tool", "content": "5", "tool_call_id": "c", "name": "add"}]
 
 
