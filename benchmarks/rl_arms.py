@@ -27,6 +27,7 @@ QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 _STEP_BY_STEP = "staleness={depth=0, bound=0}"
 COSMOS_ARMS: Mapping[str, tuple[str, ...]] = {
     "async": (),
+    "async-unstaged": ("weight_sync.staged=false",),
     "sync": (_STEP_BY_STEP,),
     "sync-colocated": (_STEP_BY_STEP, "rollout.colocate=keep"),
     "block-4": ("staleness={depth=2, bound=4}",),

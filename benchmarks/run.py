@@ -71,7 +71,8 @@ PARTS = (
         file="rl",
         arguments=(
             "--arms",
-            "sync-colocated,sync,async,block-2,block-4,block-4-unstaged,drop-2,count,window",
+            "sync-colocated,sync,async,async-unstaged,block-2,block-4,block-4-unstaged,"
+            "drop-2,count,window",
             *("--steps", "20", "--targets", "0.25,0.3"),
             *("--figure", str(HERE / "rl_policies.png")),
         ),
