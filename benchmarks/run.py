@@ -94,7 +94,11 @@ PARTS = (
     Part(
         name="weightsync-mixture",
         file="weightsync",
-        arguments=("--model", "mixture", "--mib", "2048"),
+        arguments=(
+            *("--model", "mixture", "--mib", "2048", "--arms"),
+            "shared_memory,cross_memory,tcp,process_group,nixl,NIXL alone,"
+            "torch.distributed.checkpoint,full_tensor + broadcast",
+        ),
         quick=("--model", "mixture", "--mib", "16", "--rounds", "2", "--without-peers"),
     ),
     Part(name="relays"),
