@@ -1,91 +1,32 @@
 """Members that find one another through a directory, over real sockets, in one process."""
 
 import itertools
-import re
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
-import torch
+from weight_members import Receiver, Sender, wait_until
 
 from cosmos_weightsync import (
     ConfigurationError,
     DeadlineError,
     ProtocolError,
-    Quorum,
-    QuorumError,
     ReceiverConfig,
-    SenderConfig,
     WeightDirectory,
     WeightReceiver,
-    WeightSender,
-    shards_of,
 )
 from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.membership import Member
 from cosmos_weightsync.transports import TcpTransport
 
-SHAPES = {"embed": (40, 16), "norm": (7,)}
-
 
 @pytest.fixture
 def directory(stack: ExitStack) -> WeightDirectory:
     return stack.enter_context(WeightDirectory(lease_s=1.0))
-
-
-def model(value: float) -> dict[str, torch.Tensor]:
-    return {name: torch.full(shape, value) for name, shape in SHAPES.items()}
-
-
-class Sender:
-    def __init__(
-        self, stack: ExitStack, directory: str, rank=0, num_ranks=1, run_id="run", **more
-    ) -> None:
-        self.model = model(0.0)
-        self.sender = WeightSender(
-            shards_of(self.model.items()),
-            rank=rank,
-            num_ranks=num_ranks,
-            config=SenderConfig(directory=directory, run_id=run_id),
-            **more,
-        )
-        stack.enter_context(self.sender)
-
-    def publish(self, version: int) -> None:
-        for tensor in self.model.values():
-            tensor.fill_(version)
-        self.sender.publish(version)
-
-
-class Receiver:
-    def __init__(self, stack: ExitStack, directory: str, **config) -> None:
-        self.model = model(-1.0)
-        config = {"transport": "tcp", "serve_host": "127.0.0.1", "linger_s": 0.2, **config}
-        self.receiver = WeightReceiver(
-            wanted=shards_of(self.model.items()),
-            config=ReceiverConfig(directory=directory, **config),
-        )
-        stack.enter_context(self.receiver)
-
-    def update(self, version: int) -> None:
-        self.receiver.stage(version, timeout_s=30)
-        self.receiver.commit()
-
-    def assert_holds(self, version: int) -> None:
-        assert self.receiver.version == version
-        assert all(tensor.eq(version).all() for tensor in self.model.values())
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def test_a_receiver_finds_the_senders_whoever_comes_first(stack, directory):
@@ -208,75 +149,6 @@ def test_the_dead_vanish_with_their_lease(stack, directory):
     wait_until(lambda: len(directory.view.members) == 1)
 
 
-def test_nobody_commits_before_all_are_ready(stack, directory):
-    sender = Sender(stack, directory.endpoint)
-    sender.publish(1)
-    group = [Receiver(stack, directory.endpoint, group="g") for _ in range(3)]
-    wait_until(lambda: len(directory.view.members) == 4)
-    pool = stack.enter_context(ThreadPoolExecutor(3))
-    votes = []
-    for member in group:
-        assert all(other.receiver.version is None for other in group)
-        assert not any(vote.done() for vote in votes)
-        member.receiver.stage(1, timeout_s=30)
-        votes.append(pool.submit(member.receiver.commit_together))
-    assert [vote.result(30) for vote in votes] == [1, 1, 1]
-    for member in group:
-        member.assert_holds(1)
-
-
-def test_a_receiver_that_fails_leaves_the_others_on_the_old_version(stack, directory):
-    sender = Sender(stack, directory.endpoint)
-    sender.publish(1)
-    group = [Receiver(stack, directory.endpoint, group="g", name=name) for name in ("a", "b")]
-    wait_until(lambda: len(directory.view.members) == 3)
-    for member in group:
-        member.update(1)
-    sender.publish(2)
-    group[0].receiver.stage(2)
-    group[1].receiver.decline(2)
-    words = f"version 2 is not committed: .* failed: b at {group[1].receiver.endpoint}$"
-    with pytest.raises(QuorumError, match=words):
-        group[0].receiver.commit_together(timeout_s=30)
-    for member in group:
-        member.assert_holds(1)
-
-
-def test_a_quorum_of_two_goes_on_without_the_third(stack, directory):
-    quorum = Quorum("at_least", 2)
-    sender = Sender(stack, directory.endpoint)
-    sender.publish(1)
-    group = [Receiver(stack, directory.endpoint, group="g") for _ in range(3)]
-    wait_until(lambda: len(directory.view.members) == 4)
-    pool = stack.enter_context(ThreadPoolExecutor(2))
-    group[0].receiver.stage(1)
-    first = pool.submit(group[0].receiver.commit_together, quorum)
-    time.sleep(0.2)
-    assert not first.done()
-    assert group[0].receiver.version is None
-    group[1].receiver.stage(1)
-    assert group[1].receiver.commit_together(quorum, timeout_s=30) == first.result(30) == 1
-    assert group[2].receiver.version is None
-
-
-def test_a_group_that_does_not_come_together_keeps_what_it_has(stack, directory):
-    sender = Sender(stack, directory.endpoint)
-    sender.publish(1)
-    group = [Receiver(stack, directory.endpoint, group="g", name=name) for name in ("a", "b", "c")]
-    a, b, c = (member.receiver for member in group)
-    wait_until(lambda: len(directory.view.members) == 4)
-    a.stage(1)
-    words = "version 1 is not committed: no time left waiting for "
-    there = f"{re.escape(f'b at {b.endpoint}')}; {re.escape(f'c at {c.endpoint}')}"
-    with pytest.raises(DeadlineError, match=f"{words}{there}$"):
-        a.commit_together(timeout_s=0.5)
-    b.stage(1)
-    with pytest.raises(DeadlineError, match=f"{words}a at .*, which gave up waiting; c at [^;]*$"):
-        b.commit_together(timeout_s=0.5)
-    assert group[0].receiver.version is None
-    assert group[0].model["norm"].eq(-1).all()
-
-
 def test_what_makes_no_sense_is_refused(stack, directory):
     with pytest.raises(ConfigurationError, match="beside a directory"):
         WeightReceiver(["127.0.0.1:1"], config=ReceiverConfig(directory=directory.endpoint))
@@ -357,29 +229,3 @@ def test_a_planned_group_takes_each_byte_across_once_and_passes_it_on(stack, dir
         member.assert_holds(2)
     total = sum(tensor.nbytes for tensor in sender.model.values())
     assert total <= counting.num_bytes < 1.2 * total
-
-
-def committed_together(stack, directory, run_id: str, *, num_votes: int) -> None:
-    """Two receivers of one group, so many of which are ready; all of it is gone in the end."""
-    with ExitStack() as inner:
-        Sender(inner, directory.endpoint, run_id=run_id).publish(1)
-        group = [Receiver(inner, directory.endpoint, group="g") for _ in range(2)]
-        wait_until(lambda: len(directory.view.members) == 3)
-        pool = inner.enter_context(ThreadPoolExecutor(2))
-        for member in group[:num_votes]:
-            member.receiver.stage(1, timeout_s=30)
-        timeout_s = 30.0 if num_votes == 2 else 0.5
-        votes = [
-            pool.submit(member.receiver.commit_together, timeout_s=timeout_s)
-            for member in group[:num_votes]
-        ]
-        assert [vote.result(60) for vote in votes] == [1] * num_votes
-    wait_until(lambda: not directory.view.members)
-
-
-def test_a_version_of_another_run_is_not_committed_by_the_votes_for_the_one_before(
-    stack, directory
-):
-    committed_together(stack, directory, "one", num_votes=2)
-    with pytest.raises(DeadlineError):
-        committed_together(stack, directory, "two", num_votes=1)

@@ -3,7 +3,8 @@
 import pytest
 
 from cosmos_weightsync import ConfigurationError, ProtocolError, Quorum, VersionError
-from cosmos_weightsync.membership import Member, MembershipTable, Standing
+from cosmos_weightsync.ballots import Content, Standing
+from cosmos_weightsync.membership import Member, MembershipTable
 
 
 def sender(rank: int, member_id: str = "") -> Member:
@@ -199,3 +200,40 @@ def test_a_vote_of_no_run_is_for_that_of_the_senders(table):
         table.join(receiver(name), None, 0.0)
     table.vote("a", 5, "ready", Quorum(), "two")
     assert table.vote("b", 5, "failed", Quorum()) == "abort"
+
+
+def ready(table: MembershipTable, name: str, content: Content, quorum: Quorum | None = None):
+    return table.vote(name, 1, "ready", quorum or Quorum(), "run", content=content)
+
+
+def test_other_bytes_in_the_same_pieces_end_it_for_all(table):
+    for name in "abc":
+        table.join(receiver(name), None, 0.0)
+    assert ready(table, "a", Content("whole", "1")) == "open"
+    assert ready(table, "b", Content("half", "2")) == "open"  # Of other pieces: not comparable.
+    assert ready(table, "c", Content("whole", "3")) == "abort"
+    assert [table.standing(name, 1, "run").unlike[:8] for name in "abc"] == ["", "", "receiver"]
+    assert len(table.standing("a", 1, "run").failed) == 1
+
+
+@pytest.mark.parametrize("quorum", [Quorum("each"), Quorum("at_least", 1)])
+def test_who_comes_after_a_commit_with_other_bytes_is_told_so(table, quorum):
+    for name in "ab":
+        table.join(receiver(name), None, 0.0)
+    assert ready(table, "a", Content("whole", "1"), quorum) == "commit"
+    table.leave("a")
+    ready(table, "b", Content("whole", "2"), quorum)
+    assert table.standing("b", 1, "run").unlike.startswith("receiver")
+    ready(table, "b", Content("whole", "1"), quorum)
+    assert table.standing("b", 1, "run") == Standing("commit")
+
+
+def test_what_somebody_had_who_is_gone_counts_no_more(table):
+    for name in "abc":
+        table.join(receiver(name), None, 0.0)
+    ready(table, "a", Content("whole", "1"))
+    table.leave("a")
+    assert ready(table, "b", Content("whole", "2")) == "open"
+    table.vote("b", 1, "withdrawn", Quorum(), "run")
+    assert ready(table, "c", Content("whole", "3")) == "open"
+    assert ready(table, "b", Content("whole", "3")) == "commit"

@@ -40,6 +40,7 @@ from cosmos_weightsync.simulation import Failure, Simulation, Span, simulate
 from cosmos_weightsync.topology import Link, Links, Place, Topology
 
 if _TYPE_CHECKING:
+    from cosmos_weightsync.ballots import Quorum
     from cosmos_weightsync.conversion import converted_shards
     from cosmos_weightsync.directory import WeightDirectory
     from cosmos_weightsync.files import (
@@ -51,7 +52,6 @@ if _TYPE_CHECKING:
         checkpoint_shards,
         read_checkpoint,
     )
-    from cosmos_weightsync.membership import Quorum
     from cosmos_weightsync.placing import block_scale_box, placed_shard
     from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
     from cosmos_weightsync.sender import Publication, SenderConfig, WeightSender
@@ -64,7 +64,7 @@ _LATER = {
     "FileSender": "files",
     "FileSenderConfig": "files",
     "Publication": "sender",
-    "Quorum": "membership",
+    "Quorum": "ballots",
     "ReceiverConfig": "receiver",
     "SenderConfig": "sender",
     "Shard": "shards",

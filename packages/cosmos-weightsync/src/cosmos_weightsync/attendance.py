@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from cosmos_weightsync.ballots import Content, Quorum, Standing, Vote
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, TransferError, VersionError
 from cosmos_weightsync.frames import ControlConnection, connect_control
 from cosmos_weightsync.layout import Layout
-from cosmos_weightsync.membership import Member, Quorum, Standing, View, Vote
+from cosmos_weightsync.membership import Member, View
 
 __all__ = ["Attendance"]
 
@@ -100,7 +101,14 @@ class Attendance:
         return self._layouts[member.layout]
 
     def vote(
-        self, version: int, vote: Vote, quorum: Quorum, deadline: Deadline, *, run_id: str = ""
+        self,
+        version: int,
+        vote: Vote,
+        quorum: Quorum,
+        deadline: Deadline,
+        *,
+        run_id: str = "",
+        content: Content | None = None,
     ) -> Standing:
         """Say how it is with a version; returns how the group is, waiting a little for a decision.
 
@@ -110,6 +118,7 @@ class Attendance:
             quorum: Of the group.
             deadline: When to give up.
             run_id: Of the trainer that made it; if empty, that of the senders who are there.
+            content: What is ready.
 
         Raises:
             ConfigurationError: others of the group want another quorum.
@@ -122,6 +131,7 @@ class Attendance:
                 "run": run_id,
                 "vote": vote,
                 "quorum": {"kind": quorum.kind, "count": quorum.count},
+                "content": None if content is None else content.to_json(),
                 "wait": min(WAIT_S, deadline.remaining(self._whom())),
             }
             try:

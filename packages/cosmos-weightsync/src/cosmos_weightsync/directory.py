@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cosmos_weightsync.ballots import Content, Quorum, Vote
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
     ConfigurationError,
@@ -27,7 +28,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.frames import ControlConnection
 from cosmos_weightsync.links import Links
-from cosmos_weightsync.membership import Member, MembershipTable, Quorum, View, Vote
+from cosmos_weightsync.membership import Member, MembershipTable, View
 from cosmos_weightsync.server import Server, check_exposure, complain, receive_hello
 
 __all__ = ["WeightDirectory"]
@@ -200,9 +201,10 @@ class _Conversation:
         )
         says = str(frame["vote"])
         vote: Vote = "ready" if says == "ready" else "failed" if says == "failed" else "withdrawn"
-        run_id = str(frame["run"])
-        decision = table.vote(member, version, vote, quorum, run_id)
-        if decision == "open" and vote == "ready":
+        run_id, content = str(frame["run"]), Content.from_json(frame.get("content"))
+        decision = table.vote(member, version, vote, quorum, run_id, content=content)
+        is_waiting = vote == "ready" and not table.standing(member, version, run_id).unlike
+        if decision == "open" and is_waiting:
             self._shared.changed.notify_all()
             deadline = Deadline.after(min(float(frame["wait"]), MOST_WAIT_S))
             self._shared.wait(lambda: table.decision(member, version, run_id) != "open", deadline)

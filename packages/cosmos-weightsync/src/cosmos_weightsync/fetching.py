@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import xxhash
+
+from cosmos_weightsync.ballots import Content
 from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum, version_digest
 from cosmos_weightsync.deadlines import Deadline
@@ -104,6 +107,14 @@ class VersionFetcher:
         self._sums: Mapping[int, Sequence[int]] = {}
         self._num_closings = 0
         self._num_built_on = 0
+
+    @property
+    def content(self) -> Content:
+        """What is in the shadow; comparable between receivers that fetched the same pieces."""
+        pieces = xxhash.xxh3_64()
+        for edge in self._pieces:
+            pieces.update(edge.wanted.digest())
+        return Content(pieces.hexdigest(), version_digest(self._sums))
 
     def fetch(
         self, at_least: int, num_threads: int, deadline: Deadline, reuse: ReusePolicy

@@ -1,8 +1,8 @@
 """Receivers of one group put a version to use together, or not at all.
 
 ```
-stage ─► ready ─► the directory counts ─► commit   everybody who is ready commits
-                                      └─► abort    everybody keeps the version before
+stage ─► ready(digest) ─► the directory counts ─► commit   everybody who is ready commits
+                             and compares      └─► abort    everybody keeps the version before
          nothing decided in time ─► ready is taken back, unless the decision was faster
 ```
 A decision is final. A receiver that dies before it commits has the version before; the directory
@@ -10,21 +10,37 @@ does not wait for the dead.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cosmos_weightsync.attendance import Attendance
+from cosmos_weightsync.ballots import Content, Quorum, Standing
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import DeadlineError, QuorumError
-from cosmos_weightsync.membership import Quorum, Standing
+from cosmos_weightsync.errors import DeadlineError, DigestError, QuorumError
 
-__all__ = ["commit_together"]
+__all__ = ["Ready", "commit_together"]
 
 GRACE_S = 10.0
 """Taking a vote back must reach the directory, or it could still decide with it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a receiver has, and would put to use.
+
+    Attributes:
+        version: The number of the version.
+        run_id: The run of the trainer that made it.
+        content: The pieces it came in, and their bytes.
+    """
+
+    version: int
+    run_id: str
+    content: Content
+
+
 def commit_together(
     attendance: Attendance,
-    version: tuple[int, str],
+    ready: Ready,
     quorum: Quorum,
     commit: Callable[[], int],
     deadline: Deadline,
@@ -33,20 +49,24 @@ def commit_together(
 
     Args:
         attendance: This member's.
-        version: Its number, and the run of the trainer that made it.
+        ready: What it staged.
         quorum: Equal for all of the group.
         commit: Does it; returns the version in use from then on.
         deadline: When to give up.
 
     Raises:
+        DigestError: another of the group has other bytes in the same pieces; the version in use
+            stays.
         QuorumError: the group does not, and who failed; the version in use stays.
         DeadlineError: it did not decide in time, and who was waited for; the version in use stays.
     """
-    number, run_id = version
+    number, run_id, content = ready.version, ready.run_id, ready.content
     standing = Standing("open")
     try:
-        while standing.decision == "open":
-            standing = attendance.vote(number, "ready", quorum, deadline, run_id=run_id)
+        while standing.decision == "open" and not standing.unlike:
+            standing = attendance.vote(
+                number, "ready", quorum, deadline, run_id=run_id, content=content
+            )
     except DeadlineError as error:
         soon = Deadline.after(GRACE_S)
         standing = attendance.vote(number, "withdrawn", quorum, soon, run_id=run_id)
@@ -57,6 +77,11 @@ def commit_together(
             ) from error
         if standing.decision == "open":
             raise
+    if standing.unlike:
+        raise DigestError(
+            f"version {number} is not committed: {standing.unlike} has other bytes in the same "
+            "pieces of it; those who hold these do not have the same weights"
+        )
     if standing.decision == "abort":
         failed = f": {'; '.join(standing.failed)}" if standing.failed else ""
         raise QuorumError(

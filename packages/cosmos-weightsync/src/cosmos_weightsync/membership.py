@@ -7,8 +7,9 @@ change.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any
 
+from cosmos_weightsync.ballots import Ballot, Content, Decision, Quorum, Standing, Vote
 from cosmos_weightsync.errors import (
     ConfigurationError,
     ProtocolError,
@@ -17,14 +18,8 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.holding import Role
 from cosmos_weightsync.links import Links
-from cosmos_weightsync.settings import check_choice
 
-__all__ = ["Decision", "Member", "MembershipTable", "Quorum", "Standing", "View", "Vote"]
-
-Vote = Literal["ready", "failed", "withdrawn"]
-Decision = Literal["commit", "abort", "open"]
-Agreement = Literal["all", "at_least", "each"]
-
+__all__ = ["Member", "MembershipTable", "View"]
 
 _TEXT = ("name", "group", "endpoint", "host", "run_id", "layout")
 _NUMBERS = ("rank", "num_ranks", "version")
@@ -87,69 +82,6 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Quorum:
-    """When a group of receivers commits a version.
-
-    Attributes:
-        kind: ``all`` that are registered; ``at_least`` so many; ``each`` for itself.
-        count: For ``at_least``.
-    """
-
-    kind: Agreement = "all"
-    count: int = 0
-
-    def __post_init__(self) -> None:
-        check_choice("kind", self.kind, Agreement)
-        if (self.kind == "at_least") != (self.count > 0):
-            raise ConfigurationError("a count above 0 goes with 'at_least' and with nothing else")
-
-    def decide(self, live: Iterable[str], ready: set[str], failed: set[str]) -> Decision:
-        """Commit, abort, or wait on.
-
-        A quorum of ``all`` is broken by one failure, one of ``at_least`` by so many that too few
-        are left. The dead do not count.
-        """
-        here = set(live)
-        left = here - failed
-        if self.kind == "each":
-            return "commit"
-        needed = len(here) if self.kind == "all" else self.count
-        if len(ready & here) >= needed:
-            return "commit"
-        return "abort" if failed & here and len(left) < needed else "open"
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How a group is with a version.
-
-    Attributes:
-        decision: What it does.
-        missing: Who is not ready and did not fail either, by `Member.title`.
-        failed: Who said that it will not have the version.
-    """
-
-    decision: Decision
-    missing: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "decision": self.decision,
-            "missing": [*self.missing],
-            "failed": [*self.failed],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Standing":
-        """The inverse of `to_json`; a directory of an earlier release tells the decision alone."""
-        said = data["decision"]
-        names = [tuple(str(who) for who in data.get(key, ())) for key in ("missing", "failed")]
-        return cls(said if said in {"commit", "abort"} else "open", *names)
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """What everybody is told.
 
@@ -186,16 +118,6 @@ class View:
             raise ProtocolError(f"not a view: {error!r}") from error
 
 
-@dataclass(slots=True)
-class _Ballot:
-    quorum: Quorum
-    ready: set[str] = field(default_factory=set[str])
-    failed: set[str] = field(default_factory=set[str])
-    withdrawn: set[str] = field(default_factory=set[str])
-    titles: dict[str, str] = field(default_factory=dict[str, str])
-    decision: Decision = "open"
-
-
 class MembershipTable:
     """The state of a directory. Not locked: whoever owns it does that."""
 
@@ -205,7 +127,7 @@ class MembershipTable:
         self._members: dict[str, Member] = {}
         self._seen: dict[str, float] = {}
         self._layouts: dict[str, Any] = {}
-        self._ballots: dict[tuple[str, str, int], _Ballot] = {}
+        self._ballots: dict[tuple[str, str, int], Ballot] = {}
         self._epoch = 0
         self._revision = 0
 
@@ -250,6 +172,8 @@ class MembershipTable:
         if self._members.pop(member_id, None) is not None:
             self._epoch += 1
             self._revision += 1
+            for ballot in self._ballots.values():
+                ballot.forget(member_id)
             used = {member.layout for member in self._members.values()}
             self._layouts = {key: value for key, value in self._layouts.items() if key in used}
             self._decide()
@@ -267,9 +191,18 @@ class MembershipTable:
         self._revision += 1
 
     def vote(
-        self, member_id: str, version: int, vote: Vote, quorum: Quorum, run_id: str = ""
+        self,
+        member_id: str,
+        version: int,
+        vote: Vote,
+        quorum: Quorum,
+        run_id: str = "",
+        *,
+        content: Content | None = None,
     ) -> Decision:
         """A receiver says how it is with a version; returns what its group does.
+
+        Who is ready with other bytes than somebody before it, in the same pieces, has failed.
 
         Args:
             member_id: Who.
@@ -278,6 +211,7 @@ class MembershipTable:
             quorum: Of the group.
             run_id: Of the trainer that made it, as another run may count anew; if empty, that of
                 the senders who are here.
+            content: What is ready.
 
         Raises:
             ConfigurationError: others of its group want another quorum.
@@ -285,16 +219,12 @@ class MembershipTable:
         """
         member = self._known(member_id)
         group, run_id = member.group, run_id or self._newest_run()
-        ballot = self._ballots.setdefault((group, run_id, version), _Ballot(quorum))
+        ballot = self._ballots.setdefault((group, run_id, version), Ballot(quorum))
         if ballot.quorum != quorum:
             raise ConfigurationError(
                 f"group {group!r}, version {version}: one wants {quorum}, others {ballot.quorum}"
             )
-        said = {"ready": ballot.ready, "failed": ballot.failed, "withdrawn": ballot.withdrawn}
-        for who in said.values():
-            who.discard(member_id)
-        said[vote].add(member_id)
-        ballot.titles[member_id] = member.title
+        ballot.cast(member_id, member.title, vote, content if vote == "ready" else None)
         self._decide()
         same = [key for key in self._ballots if key[:2] == (group, run_id)]
         for old in [key for key in same if key[2] < version - 100]:
@@ -323,13 +253,14 @@ class MembershipTable:
             if one.id not in known
         ]
         failed = sorted(ballot.titles[who] for who in ballot.failed)
-        return Standing(ballot.decision, tuple(sorted(missing)), tuple(failed))
+        unlike = ballot.unlike.get(member_id, "")
+        return Standing(ballot.decision, tuple(sorted(missing)), tuple(failed), unlike)
 
     def _receivers(self, group: str) -> list[Member]:
         return [m for m in self._members.values() if m.role == "receiver" and m.group == group]
 
     @staticmethod
-    def _ready(ballot: _Ballot, version: int, run_id: str, receivers: Iterable[Member]) -> set[str]:
+    def _ready(ballot: Ballot, version: int, run_id: str, receivers: Iterable[Member]) -> set[str]:
         """Who said so, and who has the version, as far as they did not say something else."""
         done = {m.id for m in receivers if m.version >= version and m.run_id == run_id}
         return ballot.ready | (done - ballot.failed - ballot.withdrawn)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cosmos_weightsync.attendance import Attendance
+from cosmos_weightsync.ballots import Quorum
 from cosmos_weightsync.buckets import BucketPool
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
@@ -14,9 +15,9 @@ from cosmos_weightsync.dialing import HolderDialer
 from cosmos_weightsync.errors import ConfigurationError, FencedError, VersionError
 from cosmos_weightsync.fetching import Patience, VersionFetcher
 from cosmos_weightsync.gathering import DirectorySources
-from cosmos_weightsync.group_commit import commit_together
+from cosmos_weightsync.group_commit import Ready, commit_together
 from cosmos_weightsync.layout import Layout, ShardSpec
-from cosmos_weightsync.membership import Member, Quorum
+from cosmos_weightsync.membership import Member
 from cosmos_weightsync.receiver_config import ReceiverConfig
 from cosmos_weightsync.receiver_server import serve_received
 from cosmos_weightsync.reuse import ReusePolicy
@@ -267,6 +268,7 @@ class WeightReceiver:
             The version in use from now on.
 
         Raises:
+            DigestError: another of the group has other bytes of it; the version in use stays.
             QuorumError: the group does not commit it; the version in use stays.
             DeadlineError: the group did not decide in time; the version in use stays.
             VersionError: nothing is staged.
@@ -278,7 +280,7 @@ class WeightReceiver:
         assert self._staged is not None
         return commit_together(
             self._attendance,
-            (self._staged.version, self._staged.run_id),
+            Ready(self._staged.version, self._staged.run_id, self._fetcher.content),
             quorum or Quorum(),
             self.commit,
             Deadline.after(timeout_s),
