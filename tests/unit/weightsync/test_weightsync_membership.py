@@ -1,5 +1,7 @@
 """The rules of the directory, without sockets: time is a number."""
 
+from dataclasses import replace
+
 import pytest
 
 from cosmos_weightsync import ConfigurationError, ProtocolError, Quorum, VersionError
@@ -237,3 +239,19 @@ def test_what_somebody_had_who_is_gone_counts_no_more(table):
     table.vote("b", 1, "withdrawn", Quorum(), "run")
     assert ready(table, "c", Content("whole", "3")) == "open"
     assert ready(table, "b", Content("whole", "3")) == "commit"
+
+
+@pytest.mark.parametrize(("digest", "decision"), [("1", "commit"), ("2", "open")])
+def test_who_has_a_version_counts_without_a_word_if_it_has_the_same_bytes(table, digest, decision):
+    table.join(receiver("a"), None, 0.0)
+    has = replace(receiver("b"), version=1, run_id="run", pieces="whole", digest=digest)
+    table.join(has, None, 0.0)
+    assert ready(table, "a", Content("whole", "1")) == decision
+    if decision == "open":
+        assert ready(table, "b", Content("whole", "2")) == "abort"
+
+
+def test_a_member_of_an_earlier_release_says_nothing_of_what_it_has():
+    told = receiver("a").to_json()
+    del told["pieces"], told["digest"]
+    assert Member.from_json(told) == receiver("a")

@@ -68,13 +68,15 @@ class Attendance:
             self._layout = layout
             self._member = replace(self._member, layout=layout.digest())
 
-    def hold(self, version: int, run_id: str) -> None:
-        """Say which version this member has whole, -1 for none.
+    def hold(self, version: int, run_id: str, content: Content | None = None) -> None:
+        """Say which version this member has whole, -1 for none, and what it came in.
 
         Told as soon as the directory is there.
         """
+        told = {} if content is None else content.to_json()
+        has = {"pieces": "", "digest": "", **told}
         with self._changed:
-            self._member = replace(self._member, version=version, run_id=run_id)
+            self._member = replace(self._member, version=version, run_id=run_id, **has)
         self._nudge()
 
     def wait_for(self, is_ready: Callable[[View], bool], deadline: Deadline) -> View:

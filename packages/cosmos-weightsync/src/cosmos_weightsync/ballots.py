@@ -31,6 +31,10 @@ class Content:
     pieces: str
     digest: str
 
+    def is_unlike(self, other: "Content") -> bool:
+        """Whether the same pieces have other bytes there."""
+        return self.pieces == other.pieces and self.digest != other.digest
+
     def to_json(self) -> dict[str, str]:
         """Plain values."""
         return {"pieces": self.pieces, "digest": self.digest}
@@ -105,7 +109,8 @@ class Standing:
         said = data["decision"]
         names = [tuple(str(who) for who in data.get(key, ())) for key in ("missing", "failed")]
         decision: Decision = said if said in {"commit", "abort"} else "open"
-        return cls(decision, *names, str(data.get("unlike", "")))
+        missing, failed = names
+        return cls(decision, missing, failed, str(data.get("unlike", "")))
 
 
 @dataclass(slots=True)
@@ -152,9 +157,18 @@ class Ballot:
         if self.decision != "commit":
             self.contents.pop(member_id, None)
 
+    def odd(self, held: Mapping[str, Content]) -> set[str]:
+        """Whose bytes are not those of another, among those who have the version without a word."""
+        all_there = {**held, **self.contents}
+        silent = {who: content for who, content in held.items() if who not in self.contents}
+        return {
+            who
+            for who, content in silent.items()
+            if any(content.is_unlike(other) for other in all_there.values())
+        }
+
     def _other_than(self, content: Content | None) -> str:
         """Who has the same pieces, and other bytes in them."""
         if content is None:
             return ""
-        same = ((who, c) for who, c in self.contents.items() if c.pieces == content.pieces)
-        return next((who for who, c in same if c.digest != content.digest), "")
+        return next((who for who, other in self.contents.items() if content.is_unlike(other)), "")

@@ -104,6 +104,7 @@ class VersionFetcher:
         self._patience = patience
         self._edges: list[Edge] = []
         self._pieces: list[Edge] = []
+        self._cut: tuple[list[Edge], str] = [], ""
         self._sums: Mapping[int, Sequence[int]] = {}
         self._num_closings = 0
         self._num_built_on = 0
@@ -111,10 +112,13 @@ class VersionFetcher:
     @property
     def content(self) -> Content:
         """What is in the shadow; comparable between receivers that fetched the same pieces."""
-        pieces = xxhash.xxh3_64()
-        for edge in self._pieces:
-            pieces.update(edge.wanted.digest())
-        return Content(pieces.hexdigest(), version_digest(self._sums))
+        edges, digest = self._cut
+        if edges != self._pieces:
+            state = xxhash.xxh3_64()
+            for edge in self._pieces:
+                state.update(edge.wanted.digest().encode())
+            edges, digest = self._cut = list(self._pieces), state.hexdigest()
+        return Content(digest, version_digest(self._sums))
 
     def fetch(
         self, at_least: int, num_threads: int, deadline: Deadline, reuse: ReusePolicy

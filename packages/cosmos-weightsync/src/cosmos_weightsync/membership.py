@@ -23,6 +23,8 @@ __all__ = ["Member", "MembershipTable", "View"]
 
 _TEXT = ("name", "group", "endpoint", "host", "run_id", "layout")
 _NUMBERS = ("rank", "num_ranks", "version")
+_LATER = ("pieces", "digest")
+"""Members of an earlier release do not tell these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +43,8 @@ class Member:
         run_id: Of the trainer whose version it has.
         version: The newest whole version it has, -1 for none.
         layout: The digest of what it holds; empty as long as it does not know.
+        pieces: What that version came in, as `Content` has it; empty of a sender.
+        digest: And its bytes.
     """
 
     id: str
@@ -54,6 +58,8 @@ class Member:
     run_id: str = ""
     version: int = -1
     layout: str = ""
+    pieces: str = ""
+    digest: str = ""
 
     @property
     def title(self) -> str:
@@ -74,6 +80,7 @@ class Member:
         """
         try:
             text = {key: str(data[key]) for key in _TEXT}
+            text |= {key: str(data.get(key, "")) for key in _LATER}
             numbers = {key: int(data[key]) for key in _NUMBERS}
             role: Role = "receiver" if data["role"] == "receiver" else "sender"
             return replace(cls(id=str(data["id"]), role=role), **text, **numbers)
@@ -187,7 +194,8 @@ class MembershipTable:
     def hold(self, member_id: str, version: int, run_id: str) -> None:
         """A member has a whole version now; -1 for none."""
         member = self._known(member_id)
-        self._members[member_id] = replace(member, version=version, run_id=run_id)
+        has = replace(member, version=version, run_id=run_id, pieces="", digest="")
+        self._members[member_id] = has
         self._revision += 1
 
     def vote(
@@ -261,9 +269,14 @@ class MembershipTable:
 
     @staticmethod
     def _ready(ballot: Ballot, version: int, run_id: str, receivers: Iterable[Member]) -> set[str]:
-        """Who said so, and who has the version, as far as they did not say something else."""
-        done = {m.id for m in receivers if m.version >= version and m.run_id == run_id}
-        return ballot.ready | (done - ballot.failed - ballot.withdrawn)
+        """Who said so, and who has the version, as far as they did not say something else.
+
+        Whose bytes are not those of another counts once it has said so, which is too late for one.
+        """
+        done = [m for m in receivers if m.version >= version and m.run_id == run_id]
+        exact = [m for m in done if m.version == version and m.pieces]
+        odd = ballot.odd({m.id: Content(m.pieces, m.digest) for m in exact})
+        return ballot.ready | ({m.id for m in done} - ballot.failed - ballot.withdrawn - odd)
 
     def _newest_run(self) -> str:
         runs = [member.run_id for member in self._members.values() if member.role == "sender"]

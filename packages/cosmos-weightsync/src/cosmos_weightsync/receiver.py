@@ -376,9 +376,9 @@ class WeightReceiver:
             return
         version = self._shadow.whole_version
         if self._shadow.shards:
-            specs = [shard.spec for shard in self._shadow.shards]
-            self._attendance.describe(Layout.from_ranks([specs]))
-        self._attendance.hold(-1 if version is None else version, self._shadow.run_id)
+            self._attendance.describe(Layout.from_ranks([[s.spec for s in self._shadow.shards]]))
+        held = -1 if version is None else version
+        self._attendance.hold(held, self._shadow.run_id, self._fetcher.content)
 
     def _found_sources(self) -> DirectorySources:
         assert self._attendance is not None
