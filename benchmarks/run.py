@@ -92,7 +92,7 @@ PARTS = (
     Part(name="async-kills", file="async_kills"),
     Part(name="weightsync", quick=("--mib", "16", "--rounds", "2", "--without-peers")),
     Part(
-        name="weightsync-mixture",
+        name="weightsync-mixture",  # Mooncake's TCP fails at so many tensors.
         file="weightsync",
         arguments=(
             *("--model", "mixture", "--mib", "2048", "--arms"),

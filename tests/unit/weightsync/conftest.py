@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_weightsync import Box, Shard, ShardSpec, WeightSender
+from cosmos_weightsync import Box, Shard, ShardSpec, WeightDirectory, WeightSender
 
 
 def part(name: str, tensor: torch.Tensor, index: int, count: int) -> Shard:
@@ -80,6 +80,12 @@ class Trainer:
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as found:
         yield found
+
+
+@pytest.fixture
+def directory(stack: ExitStack) -> WeightDirectory:
+    """One whose members are forgotten within seconds."""
+    return stack.enter_context(WeightDirectory(lease_s=1.0))
 
 
 @pytest.fixture

@@ -24,11 +24,6 @@ from cosmos_weightsync.membership import Member
 from cosmos_weightsync.transports import TcpTransport
 
 
-@pytest.fixture
-def directory(stack: ExitStack) -> WeightDirectory:
-    return stack.enter_context(WeightDirectory(lease_s=1.0))
-
-
 def test_a_receiver_finds_the_senders_whoever_comes_first(stack, directory):
     receiver = Receiver(stack, directory.endpoint)
     pool = stack.enter_context(ThreadPoolExecutor(1))

@@ -13,13 +13,7 @@ from cosmos_weightsync import (
     DigestError,
     Quorum,
     QuorumError,
-    WeightDirectory,
 )
-
-
-@pytest.fixture
-def directory(stack: ExitStack) -> WeightDirectory:
-    return stack.enter_context(WeightDirectory(lease_s=1.0))
 
 
 def test_nobody_commits_before_all_are_ready(stack, directory):

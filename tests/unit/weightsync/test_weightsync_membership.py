@@ -244,7 +244,7 @@ def test_what_somebody_had_who_is_gone_counts_no_more(table):
 @pytest.mark.parametrize(("digest", "decision"), [("1", "commit"), ("2", "open")])
 def test_who_has_a_version_counts_without_a_word_if_it_has_the_same_bytes(table, digest, decision):
     table.join(receiver("a"), None, 0.0)
-    has = replace(receiver("b"), version=1, run_id="run", pieces="whole", digest=digest)
+    has = replace(receiver("b"), version=1, run_id="run", content=Content("whole", digest))
     table.join(has, None, 0.0)
     assert ready(table, "a", Content("whole", "1")) == decision
     if decision == "open":
@@ -253,5 +253,5 @@ def test_who_has_a_version_counts_without_a_word_if_it_has_the_same_bytes(table,
 
 def test_a_member_of_an_earlier_release_says_nothing_of_what_it_has():
     told = receiver("a").to_json()
-    del told["pieces"], told["digest"]
+    del told["content"]
     assert Member.from_json(told) == receiver("a")

@@ -73,10 +73,8 @@ class Attendance:
 
         Told as soon as the directory is there.
         """
-        told = {} if content is None else content.to_json()
-        has = {"pieces": "", "digest": "", **told}
         with self._changed:
-            self._member = replace(self._member, version=version, run_id=run_id, **has)
+            self._member = replace(self._member, version=version, run_id=run_id, content=content)
         self._nudge()
 
     def wait_for(self, is_ready: Callable[[View], bool], deadline: Deadline) -> View:
@@ -103,16 +101,11 @@ class Attendance:
         return self._layouts[member.layout]
 
     def vote(
-        self,
-        version: int,
-        vote: Vote,
-        quorum: Quorum,
-        deadline: Deadline,
-        *,
-        run_id: str = "",
-        content: Content | None = None,
+        self, version: int, vote: Vote, quorum: Quorum, deadline: Deadline, *, run_id: str = ""
     ) -> Standing:
         """Say how it is with a version; returns how the group is, waiting a little for a decision.
+
+        What is ready is told along, if this member holds that version.
 
         Args:
             version: Which.
@@ -120,12 +113,12 @@ class Attendance:
             quorum: Of the group.
             deadline: When to give up.
             run_id: Of the trainer that made it; if empty, that of the senders who are there.
-            content: What is ready.
 
         Raises:
             ConfigurationError: others of the group want another quorum.
             DeadlineError: the directory did not answer in time.
         """
+        content = self._member.content if self._member.version == version else None
         while True:
             request = {
                 "id": self._member.id,

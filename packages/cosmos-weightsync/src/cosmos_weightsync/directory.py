@@ -202,9 +202,9 @@ class _Conversation:
         says = str(frame["vote"])
         vote: Vote = "ready" if says == "ready" else "failed" if says == "failed" else "withdrawn"
         run_id, content = str(frame["run"]), Content.from_json(frame.get("content"))
-        decision = table.vote(member, version, vote, quorum, run_id, content=content)
-        is_waiting = vote == "ready" and not table.standing(member, version, run_id).unlike
-        if decision == "open" and is_waiting:
+        table.vote(member, version, vote, quorum, run_id, content=content)
+        standing = table.standing(member, version, run_id)
+        if standing.decision == "open" and vote == "ready" and not standing.unlike:
             self._shared.changed.notify_all()
             deadline = Deadline.after(min(float(frame["wait"]), MOST_WAIT_S))
             self._shared.wait(lambda: table.decision(member, version, run_id) != "open", deadline)

@@ -10,37 +10,21 @@ does not wait for the dead.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from cosmos_weightsync.attendance import Attendance
-from cosmos_weightsync.ballots import Content, Quorum, Standing
+from cosmos_weightsync.ballots import Quorum, Standing
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, DigestError, QuorumError
 
-__all__ = ["Ready", "commit_together"]
+__all__ = ["commit_together"]
 
 GRACE_S = 10.0
 """Taking a vote back must reach the directory, or it could still decide with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What a receiver has, and would put to use.
-
-    Attributes:
-        version: The number of the version.
-        run_id: The run of the trainer that made it.
-        content: The pieces it came in, and their bytes.
-    """
-
-    version: int
-    run_id: str
-    content: Content
-
-
 def commit_together(
     attendance: Attendance,
-    ready: Ready,
+    version: tuple[int, str],
     quorum: Quorum,
     commit: Callable[[], int],
     deadline: Deadline,
@@ -49,7 +33,7 @@ def commit_together(
 
     Args:
         attendance: This member's.
-        ready: What it staged.
+        version: Its number, and the run of the trainer that made it.
         quorum: Equal for all of the group.
         commit: Does it; returns the version in use from then on.
         deadline: When to give up.
@@ -60,13 +44,11 @@ def commit_together(
         QuorumError: the group does not, and who failed; the version in use stays.
         DeadlineError: it did not decide in time, and who was waited for; the version in use stays.
     """
-    number, run_id, content = ready.version, ready.run_id, ready.content
+    number, run_id = version
     standing = Standing("open")
     try:
         while standing.decision == "open" and not standing.unlike:
-            standing = attendance.vote(
-                number, "ready", quorum, deadline, run_id=run_id, content=content
-            )
+            standing = attendance.vote(number, "ready", quorum, deadline, run_id=run_id)
     except DeadlineError as error:
         soon = Deadline.after(GRACE_S)
         standing = attendance.vote(number, "withdrawn", quorum, soon, run_id=run_id)

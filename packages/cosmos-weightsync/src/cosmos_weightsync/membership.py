@@ -23,8 +23,6 @@ __all__ = ["Member", "MembershipTable", "View"]
 
 _TEXT = ("name", "group", "endpoint", "host", "run_id", "layout")
 _NUMBERS = ("rank", "num_ranks", "version")
-_LATER = ("pieces", "digest")
-"""Members of an earlier release do not tell these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +41,7 @@ class Member:
         run_id: Of the trainer whose version it has.
         version: The newest whole version it has, -1 for none.
         layout: The digest of what it holds; empty as long as it does not know.
-        pieces: What that version came in, as `Content` has it; empty of a sender.
-        digest: And its bytes.
+        content: What that version is; not known of a sender.
     """
 
     id: str
@@ -58,8 +55,7 @@ class Member:
     run_id: str = ""
     version: int = -1
     layout: str = ""
-    pieces: str = ""
-    digest: str = ""
+    content: Content | None = None
 
     @property
     def title(self) -> str:
@@ -69,7 +65,8 @@ class Member:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        told = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**told, "content": None if self.content is None else self.content.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Member":
@@ -80,10 +77,11 @@ class Member:
         """
         try:
             text = {key: str(data[key]) for key in _TEXT}
-            text |= {key: str(data.get(key, "")) for key in _LATER}
             numbers = {key: int(data[key]) for key in _NUMBERS}
             role: Role = "receiver" if data["role"] == "receiver" else "sender"
-            return replace(cls(id=str(data["id"]), role=role), **text, **numbers)
+            content = Content.from_json(data.get("content"))
+            member = cls(id=str(data["id"]), role=role, content=content)
+            return replace(member, **text, **numbers)
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"not a member: {error!r}") from error
 
@@ -194,7 +192,7 @@ class MembershipTable:
     def hold(self, member_id: str, version: int, run_id: str) -> None:
         """A member has a whole version now; -1 for none."""
         member = self._known(member_id)
-        has = replace(member, version=version, run_id=run_id, pieces="", digest="")
+        has = replace(member, version=version, run_id=run_id, content=None)
         self._members[member_id] = has
         self._revision += 1
 
@@ -274,8 +272,7 @@ class MembershipTable:
         Whose bytes are not those of another counts once it has said so, which is too late for one.
         """
         done = [m for m in receivers if m.version >= version and m.run_id == run_id]
-        exact = [m for m in done if m.version == version and m.pieces]
-        odd = ballot.odd({m.id: Content(m.pieces, m.digest) for m in exact})
+        odd = ballot.odd({m.id: m.content for m in done if m.version == version and m.content})
         return ballot.ready | ({m.id for m in done} - ballot.failed - ballot.withdrawn - odd)
 
     def _newest_run(self) -> str:

@@ -15,7 +15,7 @@ from cosmos_weightsync.dialing import HolderDialer
 from cosmos_weightsync.errors import ConfigurationError, FencedError, VersionError
 from cosmos_weightsync.fetching import Patience, VersionFetcher
 from cosmos_weightsync.gathering import DirectorySources
-from cosmos_weightsync.group_commit import Ready, commit_together
+from cosmos_weightsync.group_commit import commit_together
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.membership import Member
 from cosmos_weightsync.receiver_config import ReceiverConfig
@@ -280,7 +280,7 @@ class WeightReceiver:
         assert self._staged is not None
         return commit_together(
             self._attendance,
-            Ready(self._staged.version, self._staged.run_id, self._fetcher.content),
+            (self._staged.version, self._staged.run_id),
             quorum or Quorum(),
             self.commit,
             Deadline.after(timeout_s),
@@ -377,8 +377,8 @@ class WeightReceiver:
         version = self._shadow.whole_version
         if self._shadow.shards:
             self._attendance.describe(Layout.from_ranks([[s.spec for s in self._shadow.shards]]))
-        held = -1 if version is None else version
-        self._attendance.hold(held, self._shadow.run_id, self._fetcher.content)
+        content = None if version is None else self._fetcher.content
+        self._attendance.hold(-1 if version is None else version, self._shadow.run_id, content)
 
     def _found_sources(self) -> DirectorySources:
         assert self._attendance is not None
