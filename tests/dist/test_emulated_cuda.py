@@ -242,8 +242,9 @@ def test_what_runs_on_a_device_passes_on_it(tmp_path, chosen):
     command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", *chosen]
     environment = {name: value for name, value in os.environ.items() if "XDIST" not in name}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+        timeout=900,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout
 

@@ -37,6 +37,10 @@ from cosmos_core.simulation import StepTaken, read_log
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+def num_validated(run: Run) -> int:
+    return len({record["step"] for record in run.metrics("validation")})
+
+
 @pytest.fixture(scope="module")
 def eventful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Seen]]:
     folder = tmp_path_factory.mktemp("eventful")
@@ -50,7 +54,7 @@ def eventful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Se
         patched.setenv("TMPDIR", machines)
         try:
             run = runner.start(*chosen, "trainer.steps=100000")
-            run.wait_for(lambda: run.steps_done() >= 6 * EVERY)
+            run.wait_for(lambda: run.steps_done() >= 6 * EVERY and num_validated(run) >= 6)
             hang_rollouts(run, seen)
             hold_learner(run, server.pid, seen)
             press_twice(run, seen)

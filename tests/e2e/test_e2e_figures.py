@@ -98,8 +98,9 @@ def going_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Se
 
 @pytest.fixture(scope="module")
 def looked_at(going_on: tuple[Run, Seen]) -> tuple[Run, Seen]:
-    """The same when Ctrl-C has ended it."""
+    """The same when it has enough to draw, and Ctrl-C has ended it."""
     run, _ = going_on
+    run.wait_for(lambda: run.steps_done() >= 20 and len(activities(run)) >= 4)
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 3, run.logs()
     return going_on
@@ -215,6 +216,11 @@ def replayed(browser: Any, looked_at: tuple[Run, Seen]) -> Iterator[tuple[Any, R
     replay.end()
 
 
+def activities(run: Run) -> list[dict[str, Any]]:
+    """Return what the rollout told of its time."""
+    return [r for r in run.metrics("rollout") if "decoding_share" in r["values"]]
+
+
 def by_step(run: Run, name: str) -> Line:
     return [(r["step"], r["values"][name]) for r in run.metrics("controller")]
 
@@ -278,7 +284,7 @@ def test_the_lanes_of_the_page_have_the_bubbles_that_were_measured(
     for of in shares.values():
         assert sum(of.values()) == pytest.approx(100, abs=len(of)), "each is rounded, or left out"
     steps = [r for r in run.metrics("policy") if "train_s" in r["values"]]
-    told = [r for r in run.metrics("rollout") if "decoding_share" in r["values"]]
+    told = activities(run)
     begun = steps[0]["time_s"] - sum(
         steps[0]["values"].get(f"{of}_s", 0.0) for of in ("save", "wait", "train", "publish")
     )  # with a validation
@@ -295,6 +301,6 @@ def test_the_lanes_of_the_page_have_the_bubbles_that_were_measured(
         (policy["training"], work_s),
         (policy["validating"], sum(r["values"].get("validate_s", 0.0) for r in steps)),
         (rollout["generating"], seconds("decoding_share")),
-        (rollout["scoring"], seconds("waiting_for_rewards_share")),
+        (rollout.get("scoring", 0.0), seconds("waiting_for_rewards_share")),
     ):
         assert shown == pytest.approx(100 * measured_s / whole_s, abs=1.5)

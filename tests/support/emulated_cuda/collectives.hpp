@@ -63,7 +63,7 @@ class Aside final : public c10d::Work {
   }
   void synchronize() override {
     done_.get();
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     Order::held().follow({device_, current_streams.at(device_)}, end_);
     const bool stops_host = retrieveOpType() == c10d::OpType::BARRIER;
     if (stops_host || std::getenv("TORCH_NCCL_BLOCKING_WAIT") != nullptr) emulated::finish(end_);
@@ -211,7 +211,7 @@ class Collectives final : public c10d::Backend {
   }
   // Whatever was copied since the last piece of work is what this one reads.
   WorkPtr aside(c10d::OpType kind, Tensors outputs, std::function<void()> rest) {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     const int device = read_.empty() ? current_device : read_[0].device().index();
     const Key stream{device, number_};
     Order::held().follow(stream, Order::held().at({device, current_streams.at(device)}));

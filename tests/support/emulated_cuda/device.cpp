@@ -55,7 +55,7 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
 // Between devices, the stream of each waits for the other's before and after.
 void see_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
   if (unseen > 0) return;
-  const std::lock_guard hold(memory_lock);
+  const Hold hold;
   auto& order = Order::held();
   const Key stream = stream_of(from.is_cuda() ? from : to);
   const bool is_between = from.is_cuda() && to.is_cuda() && stream_of(to) != stream;
@@ -319,7 +319,7 @@ struct Guard final : impl::DeviceGuardImplInterface {
     finish_device(index < 0 ? current_device : index);
   }
   void recordDataPtrOnStream(const DataPtr& memory, const Stream& stream) const override {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     const auto found = region_of(memory.get());
     if (found != regions().end()) found->second.recorded.insert(key(stream));
   }
@@ -367,7 +367,7 @@ struct Hooks final : at::CUDAHooksInterface {
     return &held;
   }
   bool isPinnedPtr(const void* at) const override {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     const auto found = region_of(at);
     return found != regions().end() && found->second.is_pinned;
   }
@@ -405,7 +405,7 @@ PYBIND11_MODULE(emulated_device, module) {
     resize_storage(bytes.storage().unsafeGetStorageImpl(), num_bytes);
   });
   module.def("races", [] {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     return std::exchange(races(), {});
   });
   module.def("current_stream", [](int device) { return current_streams.at(device); });
@@ -417,16 +417,16 @@ PYBIND11_MODULE(emulated_device, module) {
                                   Stream(Stream::UNSAFE, Device(kCUDA, device), id));
   });
   module.def("register_host", [](size_t at, size_t size) {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     regions()[reinterpret_cast<const char*>(at)] = Region{.size = size, .is_pinned = true};
     return 0;
   });
   module.def("unregister_host", [](size_t at) {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     return regions().erase(reinterpret_cast<const char*>(at)) == 1 ? 0 : 1;
   });
   module.def("share", [](const Tensor& bytes) {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     const auto found = region_of(bytes.storage().data());
     TORCH_CHECK(found != regions().end() && found->second.offset >= 0, "CUDA error: invalid handle");
     const auto offset = static_cast<const char*>(bytes.storage().data()) - found->first;

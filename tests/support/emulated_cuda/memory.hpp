@@ -12,6 +12,7 @@
 #include <array>
 #include <csignal>
 #include <fstream>
+#include <mutex>
 
 namespace emulated {
 using namespace c10;
@@ -43,6 +44,23 @@ inline void require_device(DeviceIndex index) {
 }
 
 // ---- memory ------------------------------------------------------------------------------------
+
+inline std::recursive_mutex memory_lock;
+
+// Holds the lock of all memory. Who has it may come to want the interpreter's too, as a tensor that is
+// copied or goes does; so nobody waits for this one with the interpreter's in hand.
+class Hold {
+ public:
+  Hold() {
+    if (memory_lock.try_lock()) return;
+    PyThreadState* python = Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    memory_lock.lock();
+    if (python != nullptr) PyEval_RestoreThread(python);
+  }
+  ~Hold() { memory_lock.unlock(); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+};
 
 constexpr size_t page = 4096;
 inline size_t allocated = 0, peak = 0;
@@ -92,7 +110,7 @@ inline void tell(const std::string& wrong) {
     const auto lines = py::module_::import("traceback").attr("format_stack")();
     for (const auto& line : lines) text += line.cast<std::string>();
   }
-  const std::lock_guard hold(memory_lock);
+  const Hold hold;
   races().push_back(text);
   if (const char* file = std::getenv("EMULATED_CUDA_RACES")) {
     std::ofstream(file, std::ios::app) << text << std::endl;
@@ -105,7 +123,7 @@ inline struct sigaction fault_before;
 inline void on_fault(int, siginfo_t* info, void*) {
   std::string wrong;
   {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     const auto found = region_of(info->si_addr);
     if (found == regions().end() || !found->second.is_pinned) {
       sigaction(SIGSEGV, &fault_before, nullptr);
@@ -142,7 +160,7 @@ inline int file_of_memory() {
 
 inline void release(void* at) {
   if (at == nullptr) return;
-  const std::lock_guard hold(memory_lock);
+  const Hold hold;
   const auto found = region_of(at);
   const Region& region = found->second;
   munmap(at, region.size);
@@ -158,7 +176,7 @@ inline void release(void* at) {
 // Lets memory be touched while it lives.
 class Open {
  public:
-  explicit Open(const std::vector<const void*>& places) : hold_(memory_lock) {
+  explicit Open(const std::vector<const void*>& places) {
     for (const void* place : places) {
       const auto found = region_of(place);
       if (found == regions().end()) continue;
@@ -177,14 +195,14 @@ class Open {
   }
 
  private:
-  std::unique_lock<std::recursive_mutex> hold_;
+  const Hold hold_;
   std::vector<const char*> opened_;
 };
 
 inline void* take_memory(int file, off_t offset, Region region) {
   void* at = mmap(nullptr, region.size, PROT_NONE, MAP_SHARED, file, offset);
   TORCH_CHECK(at != MAP_FAILED, "CUDA out of memory");
-  const std::lock_guard hold(memory_lock);
+  const Hold hold;
   Order::held().allocated(region, {current_device, current_streams.at(current_device)});
   regions()[static_cast<char*>(at)] = std::move(region);
   return at;
@@ -195,7 +213,7 @@ struct DeviceAllocator final : Allocator {
     const Device device(DeviceType::CUDA, current_device);
     if (num_bytes == 0) return {nullptr, nullptr, &release, device};
     static off_t end = 0;
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     const size_t size = whole_pages(num_bytes);
     void* at = take_memory(file_of_memory(), end, Region{.size = size, .offset = end});
     end += size;
@@ -216,7 +234,7 @@ inline DeviceAllocator& device_allocator() {
 }
 
 inline void unpin(void* at) {
-  const std::lock_guard hold(memory_lock);
+  const Hold hold;
   const auto found = region_of(at);
   munmap(at, found->second.size);
   regions().erase(found);
@@ -227,7 +245,7 @@ struct PinnedAllocator final : Allocator {
     const size_t size = std::max(page, whole_pages(num_bytes));
     void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     TORCH_CHECK(at != MAP_FAILED, "CUDA error: out of memory");
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     regions()[static_cast<char*>(at)] = Region{.size = size, .is_pinned = true};
     return {at, at, &unpin, Device(DeviceType::CPU)};
   }
@@ -248,14 +266,14 @@ inline Key stream_of(const Tensor& tensor) {
 class Seen {
  public:
   Seen(Key stream, std::string operation) : stream_(stream), operation_(std::move(operation)) {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     number_ = Order::held().launch(stream_);
   }
   void access(const Tensor& tensor, bool writes) {
     if (!tensor.defined() || tensor.numel() == 0 || !tensor.has_storage()) return;
     std::string wrong;
     {
-      const std::lock_guard hold(memory_lock);
+      const Hold hold;
       const auto found = region_of(tensor.storage().data());
       if (found == regions().end()) return;
       const auto* first = static_cast<const char*>(tensor.storage().data());
@@ -272,7 +290,7 @@ class Seen {
   }
   // Memory that is freed waits for this stream.
   void keep(const Tensor& tensor) {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     const auto found = region_of(tensor.storage().data());
     if (found != regions().end()) found->second.recorded.insert(stream_);
   }
@@ -285,7 +303,7 @@ class Seen {
 
 // The host has waited for this.
 inline void finish(const Clock& done) {
-  const std::lock_guard hold(memory_lock);
+  const Hold hold;
   Order::held().finish(done);
   for (auto& [at, region] : regions()) {
     if (!region.is_pinned || region.accesses.empty()) continue;
@@ -297,12 +315,12 @@ inline void finish(const Clock& done) {
 }
 
 inline void finish_stream(Key stream) {
-  const std::lock_guard hold(memory_lock);
+  const Hold hold;
   finish(Order::held().at(stream));
 }
 
 inline void finish_device(int index) {
-  const std::lock_guard hold(memory_lock);
+  const Hold hold;
   finish(Order::held().all_of(index));
 }
 
@@ -310,12 +328,12 @@ struct Moment {
   Clock done;
   bool is_recorded = false;
   void record(Key stream) {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     done = Order::held().at(stream);
     is_recorded = true;
   }
   void wait(Key stream) const {
-    const std::lock_guard hold(memory_lock);
+    const Hold hold;
     Order::held().follow(stream, done);
   }
   void synchronize() const { finish(done); }

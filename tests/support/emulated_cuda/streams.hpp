@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,8 +17,6 @@ namespace emulated {
 
 using Key = std::pair<int, int64_t>;     // device, stream
 using Clock = std::map<Key, uint64_t>;  // how many operations of each stream are over before
-
-inline std::recursive_mutex memory_lock;
 
 // Copies inside an operation are no operations of a stream.
 inline thread_local int unseen = 0;
