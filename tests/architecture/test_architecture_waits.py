@@ -30,6 +30,7 @@ _THREAD = "a thread of its own; whoever waits for it has the deadline"
 _SHOWN = "as long as somebody looks at it"
 # Why a call needs no deadline, by module and function.
 ALLOWED: dict[str, dict[str, str]] = {
+    "cosmos_app/ahead.py": {"next_wanted": "the launcher, which is gone or ends it in a second"},
     "cosmos_app/dashboard/address.py": {"announce_dashboard": _LOOKS_ON},
     "cosmos_app/dashboard/feed.py": {"follow": _SHOWN},
     "cosmos_app/wfm/dashboard/feed.py": {"follow": _SHOWN},

@@ -27,6 +27,11 @@ def parent_of(pid: int) -> int:
     return int(_stat(pid)[1])
 
 
+def children_of(pid: int) -> list[int]:
+    """Return those that a process of one thread has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def title_of(pid: int) -> str:
     """Return a process's command line, or the title that it has given itself."""
     line = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cosmos_app.devices import DeviceNeeds, device_environment, needs_of, visible_devices
 from cosmos_app.interfaces import on_loopback
+from cosmos_app.quiet import QUIET
 from cosmos_app.recipe import LaunchConfig, PolicyConfig, Recipe
 from cosmos_app.supervisor import ChildSpec
 from cosmos_core.rundir import RunDirectory
@@ -14,13 +15,6 @@ from cosmos_core.rundir import RunDirectory
 Command = tuple[str, ...]
 MEETING = "meeting"
 _OF_MEETINGS = {"RUST_LOG": "error"}
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "PYTHONUNBUFFERED": "1",
-}
 
 
 def has_gpu() -> bool:

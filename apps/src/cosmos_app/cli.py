@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cosmos_app.ahead import importing_ahead
 from cosmos_app.cluster_config import LauncherName
 from cosmos_app.evaluation.command import evaluate
 from cosmos_app.guarded import KILLED_RUN
@@ -104,34 +105,34 @@ def run(  # noqa: PLR0913, click hands every option over by name
       cosmos-app run configs/sft.toml data.path=my.jsonl model.path=my-hf-model
       cosmos-app run configs/quickstart.toml --resume
 
-    Exit codes: 0 done, 1 the run failed, 2 the recipe or its files are wrong, 3 stopped early, 130
-    killed by a second Ctrl-C.
+    Exit codes: 0 done, 1 failed, 2 the recipe or its files are wrong, 3 stopped early, 130 killed.
     """  # noqa: D301, click wants the character itself
-    from cosmos_app.clusters.submit import run_elsewhere
-    from cosmos_app.dashboard.server import check_address
-    from cosmos_app.given.launch import run_given_recipe
-    from cosmos_app.launcher import run_recipe
-    from cosmos_app.recipe import Recipe
-    from cosmos_app.recipes import load_any_recipe
-    from cosmos_app.wfm.recipe import WfmRecipe
-
     shorthand = {"rollout.replicas": rollouts, "launch.restarts": restarts, "output": output}
     extra = [f"{path}={value}" for path, value in shorthand.items() if value is not None]
+    words = (*overrides, *extra)
+    with importing_ahead(is_wanted=launcher == "local" and not dry_run) as ahead:
+        from cosmos_app.clusters.submit import run_elsewhere
+        from cosmos_app.given.launch import run_given_recipe
+        from cosmos_app.launcher import run_recipe
+        from cosmos_app.recipe import Recipe
+        from cosmos_app.recipes import load_any_recipe
+        from cosmos_app.wfm.recipe import WfmRecipe
 
-    def start() -> int:
-        parsed = load_any_recipe(recipe, [*overrides, *extra])
-        if launcher != "local" or dry_run:
-            return run_elsewhere(parsed, recipe, (*overrides, *extra), launcher, dry_run=dry_run)
-        if isinstance(parsed, WfmRecipe):
-            from cosmos_app.wfm.running import run_wfm
+        def start() -> int:
+            parsed = load_any_recipe(recipe, words)
+            if launcher != "local" or dry_run:
+                return run_elsewhere(parsed, recipe, words, launcher, dry_run=dry_run)
+            if isinstance(parsed, WfmRecipe):
+                from cosmos_app.wfm.running import run_wfm
 
-            return run_wfm(parsed, resume=resume, as_json=as_json)
-        if isinstance(parsed, Recipe):
-            check_address(parsed.dashboard)
-            return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))
-        return asyncio.run(run_given_recipe(parsed, resume=resume, as_json=as_json))
+                if ahead is not None:
+                    ahead.close()
+                return run_wfm(parsed, resume=resume, as_json=as_json)
+            if isinstance(parsed, Recipe):
+                return asyncio.run(run_recipe(parsed, ahead, resume=resume, as_json=as_json))
+            return asyncio.run(run_given_recipe(parsed, ahead, resume=resume, as_json=as_json))
 
-    _guarded(start, killed=KILLED_RUN)
+        _guarded(start, killed=KILLED_RUN)
 
 
 @main.command()

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cosmos_app.agreement import Agreement
+from cosmos_app.ahead import Ahead
 from cosmos_app.bad_steps import BadStepWarning
 from cosmos_app.checkpoint_places import open_checkpoints, tell_beginning
 from cosmos_app.children import (
@@ -34,6 +35,7 @@ from cosmos_app.control_files import (
     write_weights_token,
 )
 from cosmos_app.dashboard.address import announce_dashboard
+from cosmos_app.dashboard.server import check_address
 from cosmos_app.devices import needs_of, placement_lines, require_devices, visible_devices
 from cosmos_app.ended import require_all_done
 from cosmos_app.failing import tell_failures
@@ -70,21 +72,32 @@ from cosmos_core.rundir import RunDirectory
 _WARMUP_LINES = 8
 
 
-async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
+async def run_recipe(
+    recipe: Recipe, ahead: Ahead | None = None, *, resume: bool, as_json: bool
+) -> int:
     """Run a recipe to its end; return the exit code.
+
+    Args:
+        recipe: of the run.
+        ahead: has begun what its replicas import.
+        resume: whether to go on from the newest checkpoint.
+        as_json: whether to print the report as JSON, and nothing else.
 
     Raises:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
         NothingToResumeError: if it holds none and it was.
         DataError: if data or model cannot be used, or this machine has too few GPUs.
         BusError: if the recipe's Redis server cannot be used, or its own not have its port.
+        DashboardAddressError: if the dashboard cannot have its port.
         ChildFailedError: if a process could not be kept alive.
         RunError: as of `require_all_done`, if it got no further.
         InterruptedRunError: after a clean stop before the last step.
     """
+    check_address(recipe.dashboard)
     console = Console(stderr=as_json)
     say = functools.partial(console.print, soft_wrap=True)
-    async with preloading(shared_by_replicas(recipe), environment(recipe), say) as preloaded:
+    shared = shared_by_replicas(recipe)
+    async with preloading(shared, environment(recipe), say, ahead) as preloaded:
         require_trainable_engine(recipe.rollout)
         check_inputs(recipe)
         await require_server(recipe.bus, recipe.output if resume else None)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from cosmos_app.ahead import Ahead
 from cosmos_app.fork_orders import FORKED, PRELOADER, PRELOADER_OF_VLLM, Began, Ended, Order, Unfit
 from cosmos_app.parent import as_parent
 
@@ -90,6 +91,7 @@ class Preloaded:
         environment: Mapping[str, str],
         say: Callable[[str], None] = lambda _: None,
         *,
+        ahead: Ahead | None = None,
         longest_imports_s: float = _LONGEST_IMPORTS_S,
     ) -> None:
         """Start it; it imports while the launcher does other things.
@@ -99,6 +101,7 @@ class Preloaded:
             environment: of its imports, added to this process's own; what replicas are started
                 with as well.
             say: told why nothing can be forked, if so.
+            ahead: has imported a part of it, or is about to; it is forked from there.
             longest_imports_s: seconds that its imports may take.
         """
         self._say = say
@@ -108,6 +111,7 @@ class Preloaded:
         of_all = os.environ.get(PRELOADER)
         path = os.environ.get(PRELOADER_OF_VLLM, of_all) if shared.with_vllm else of_all
         found = _connected(path)
+        found = found or (ahead and ahead.fork(shared.modules, environment))
         self._socket = found or self._begin(shared.modules, environment)
         self._is_lost = False
         self._connecting = asyncio.Lock()
@@ -233,6 +237,7 @@ async def preloading(
     shared: Sequence[Shared],
     environment: Mapping[str, str],
     say: Callable[[str], None] = lambda _: None,
+    ahead: Ahead | None = None,
 ) -> AsyncGenerator[Sequence[Preloaded]]:
     """Give a process for each, but for those with nothing to import; none where that cannot be.
 
@@ -240,9 +245,13 @@ async def preloading(
         shared: of the replicas of a run.
         environment: see `Preloaded`.
         say: likewise.
+        ahead: likewise; it is ended if there is nothing to import.
     """
     can_be = hasattr(os, "pidfd_open")
-    preloaded = [Preloaded(each, environment, say) for each in shared if each.modules and can_be]
+    wanted = [each for each in shared if each.modules and can_be]
+    preloaded = [Preloaded(each, environment, say, ahead=ahead) for each in wanted]
+    if ahead is not None and not wanted:
+        ahead.close()
     try:
         yield preloaded
     finally:

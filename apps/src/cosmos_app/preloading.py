@@ -14,6 +14,8 @@ WHERE is the number of an open socket to the launcher, or the path of one to be 
 for who starts runs all day: it forks a process like this one for each that comes. Runs find it by
 ``COSMOS_PRELOADER=PATH``, and begin without imports; replicas with vLLM come from that of
 ``COSMOS_PRELOADER_VLLM=PATH`` where there is one. They have to be of the same code and environment.
+
+With ``--ahead`` before WHERE it is the process of `ahead`, which forks processes like this one.
 """
 
 import contextlib
@@ -33,6 +35,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
+from cosmos_app.ahead import AHEAD, next_wanted
 from cosmos_app.fork_orders import FORKED, FORKED_AS, Began, Ended, Order, Unfit
 from cosmos_app.gpu_answers import answering_for_gpus
 from cosmos_app.kept_modules import begin_imports
@@ -195,12 +198,20 @@ def main() -> None:
     """Import, fork what is ordered, and end when the launcher does."""
     die_with_parent(signal.SIGKILL)
     setproctitle.setproctitle("cosmos-app: imports what replicas share")
-    where, *modules = sys.argv[1:]
+    is_ahead = sys.argv[1] == AHEAD
+    where, *modules = sys.argv[1 + is_ahead :]
     os.environ.setdefault(_NVML, "1")  # modules that look for a GPU must not start CUDA here
     with leaving():
         begin_imports()
         with answering_for_gpus():
             _import(modules)
+            if is_ahead:
+                found = next_wanted(socket.socket(fileno=int(where)))
+                if found is None:
+                    return
+                wanted, orders = found
+                where = str(orders.detach())
+                _import(wanted.modules)
         if why := _unfit():
             if where.isdecimal():
                 _say_so(why, where)

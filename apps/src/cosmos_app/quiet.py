@@ -3,6 +3,15 @@
 import logging
 import os
 
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "PYTHONUNBUFFERED": "1",
+}
+"""What every process of a run finds in its environment."""
+
 # torchao tries every compiled extension it ships, whatever the machine; torch warns torchao.
 # transformers and diffusers name what is not installed here and is not used.
 _CHATTY = (

@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from cosmos_app.children import QUIET
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.clusters.placement import Placement
 from cosmos_app.errors import REFUSED, STOPPED
+from cosmos_app.quiet import QUIET
 
 _CONTAINER = "cosmos"
 _TOKEN_FOLDER = "/etc/cosmos"

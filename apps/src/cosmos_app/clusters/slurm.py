@@ -160,7 +160,7 @@ def _log_of(placement: Placement) -> str:
 
 
 def _exports() -> str:
-    from cosmos_app.children import QUIET
+    from cosmos_app.quiet import QUIET
 
     return "\n".join(f"export {name}={value}" for name, value in sorted(QUIET.items()))
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
+from cosmos_app.ahead import Ahead
 from cosmos_app.bad_steps import BadStepWarning
 from cosmos_app.checkpoint_places import open_checkpoints, tell_beginning
 from cosmos_app.children import (
@@ -78,8 +79,16 @@ class GivenReport:
     export: str
 
 
-async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) -> int:
+async def run_given_recipe(
+    recipe: GivenRecipe, ahead: Ahead | None = None, *, resume: bool, as_json: bool
+) -> int:
     """Run a recipe with given data to its end; return the exit code.
+
+    Args:
+        recipe: of the run.
+        ahead: has begun what its replicas import.
+        resume: whether to go on from the newest checkpoint.
+        as_json: whether to print the report as JSON, and nothing else.
 
     Raises:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
@@ -93,7 +102,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
     console = Console(stderr=as_json)
     surroundings = training_environment(recipe.policy)
     say = functools.partial(console.print, soft_wrap=True)
-    async with preloading([learners(recipe)], surroundings, say) as preloaded:
+    async with preloading([learners(recipe)], surroundings, say, ahead) as preloaded:
         num_rows = check_inputs(recipe)
         await require_server(recipe.bus, recipe.output if resume else None)
         require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
