@@ -67,8 +67,8 @@ _SWITCHING = (
     "rollout.engine.kv=recompute",
     "rollout.engine.dtype=float32",
     "rollout.engine.context_length=256",
-    # new weights find turns under way, however slow the trainer is: their step is admitted
-    # before they come
+    # new weights find turns under way in some of the steps, however slow the trainer is: steps are
+    # admitted before they come
     "staleness.depth=2",
     "staleness.bound=4",
     "trainer.checkpoint_every=1",
@@ -78,14 +78,14 @@ _SWITCHING = (
 )
 ENGINES = {
     "transformers": Engine(),
-    "vllm": Engine(_SWITCHING, steps=4, saved=range(1, 5)),
+    "vllm": Engine(_SWITCHING, steps=8, saved=range(1, 9)),
     "vllm-tp2": Engine(
-        (*_SWITCHING, "rollout.engine.tensor_parallel=2"), steps=4, saved=range(1, 5)
+        (*_SWITCHING, "rollout.engine.tensor_parallel=2"), steps=8, saved=range(1, 9)
     ),
     "vllm-pp2": Engine(
         (*_SWITCHING, "rollout.engine.pipeline_parallel=2"),
-        steps=4,
-        saved=range(1, 5),
+        steps=8,
+        saved=range(1, 9),
         num_layers=2,
     ),
 }
