@@ -75,13 +75,7 @@ _WARMUP_LINES = 8
 async def run_recipe(
     recipe: Recipe, ahead: Ahead | None = None, *, resume: bool, as_json: bool
 ) -> int:
-    """Run a recipe to its end; return the exit code.
-
-    Args:
-        recipe: of the run.
-        ahead: has begun what its replicas import.
-        resume: whether to go on from the newest checkpoint.
-        as_json: whether to print the report as JSON, and nothing else.
+    """Run a recipe to its end; return the exit code. Imports of its replicas may have begun.
 
     Raises:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.

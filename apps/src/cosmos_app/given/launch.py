@@ -82,13 +82,7 @@ class GivenReport:
 async def run_given_recipe(
     recipe: GivenRecipe, ahead: Ahead | None = None, *, resume: bool, as_json: bool
 ) -> int:
-    """Run a recipe with given data to its end; return the exit code.
-
-    Args:
-        recipe: of the run.
-        ahead: has begun what its replicas import.
-        resume: whether to go on from the newest checkpoint.
-        as_json: whether to print the report as JSON, and nothing else.
+    """Run a recipe with given data to its end; return the exit code. Imports may have begun.
 
     Raises:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
