@@ -87,12 +87,18 @@ def stop_engines(run: Run) -> None:
             os.kill(pid, signal.SIGSTOP)
 
 
-def assert_new_ones_generated_soon(run: Run) -> None:
-    """Each that began anew had its weights, and finished a group, within seconds of joining."""
+def first_groups(run: Run) -> dict[str, list[float]]:
+    """Return how long each process of each rollout took from joining to its first group."""
     waits: dict[str, list[float]] = {"rollout-0": [], "rollout-1": []}
     for record in run.metrics("rollout"):
         if "first_group_s" in record["values"]:
             waits[record["replica"]].append(record["values"]["first_group_s"])
+    return waits
+
+
+def assert_new_ones_generated_soon(run: Run) -> None:
+    """Each that began anew had its weights, and finished a group, within seconds of joining."""
+    waits = first_groups(run)
     assert len(waits["rollout-0"]) >= 2
     assert len(waits["rollout-1"]) >= 3
     *_, after_the_kill = waits["rollout-1"]
@@ -108,19 +114,21 @@ def test_engines_that_hang_and_kills_lose_nothing(runner: Runner) -> None:
     run = runner.start(*VLLM, "trainer.steps=4000", *deadlines)
     run.wait_for(lambda: run.steps_done() >= 3)
     # an engine that hangs in its start has longer to go on
-    run.wait_for(lambda: len({record["replica"] for record in run.metrics("rollout")}) == 2)
+    run.wait_for(lambda: all(first_groups(run).values()))
     hanging = [run.child(name) for name in ("rollout-0", "rollout-1")]
     stop_engines(run)
     run.wait_for(lambda: not any(map(is_alive, hanging)))  # who hangs is killed, or ends itself
     before = run.steps_done()
     run.wait_for(lambda: run.steps_done() >= before + 4)  # more than was in flight
-    run.wait_for(lambda: bool(run.children("rollout-1")))
+    run.wait_for(lambda: len(first_groups(run)["rollout-1"]) >= 2)
     os.kill(run.child("rollout-1"), signal.SIGKILL)
     before = run.steps_done()
     run.wait_for(lambda: run.steps_done() >= before + 2)
     os.kill(run.child("controller"), signal.SIGKILL)
     before = run.steps_done()
-    run.wait_for(lambda: run.steps_done() >= before + 20)
+    run.wait_for(
+        lambda: run.steps_done() >= before + 20 and len(first_groups(run)["rollout-1"]) >= 3
+    )
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 3, run.logs()
     assert_new_ones_generated_soon(run)
