@@ -13,12 +13,12 @@ for all of these.
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -32,6 +32,7 @@ FOR_ALL = ("cosmos_app.cli", "cosmos_app.recipe")
 AHEAD = "--ahead"
 _LARGEST = 1 << 18  # bytes of a message
 _GRACE_S = 1.0
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of GPUs: NVIDIA's, through Windows, AMD's
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -120,7 +121,7 @@ def _threads() -> Mapping[str, str]:
 
     Replicas have a number of their own; more threads than cores make tiny models slower by far.
     """
-    if shutil.which("nvidia-smi") is not None:
+    if any(Path(driver).exists() for driver in _DRIVERS):
         return {}
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
