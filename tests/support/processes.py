@@ -1,7 +1,12 @@
 """Other processes of this machine, as /proc tells of them."""
 
+import asyncio
 import contextlib
+import os
+import sys
 from pathlib import Path
+
+import pytest
 
 
 def _stat(pid: int) -> list[str]:
@@ -15,6 +20,20 @@ def is_alive(pid: int) -> bool:
         return _stat(pid)[0] != "Z"
     except OSError:
         return False
+
+
+async def ends_soon(*pids: int) -> None:
+    """Wait until none of some processes is there."""
+    for _ in range(3000):
+        if not any(is_alive(pid) for pid in pids):
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"of {pids} some are still there")
+
+
+def importing_from(folder: Path) -> dict[str, str]:
+    """Return the environment of who imports modules of a folder beside those of this process."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
 
 
 def is_stopped(pid: int) -> bool:

@@ -47,6 +47,27 @@ class Wanted(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
+def start_importing(
+    words: Sequence[str], theirs: socket.socket, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process that imports, which takes its orders from a socket (`preloading`).
+
+    Args:
+        words: of its command line, the number of the socket among them.
+        theirs: its end of the socket.
+        environment: of its imports, added to this process's own.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "cosmos_app.preloading", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **as_parent(), **environment},
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+    )
+
+
 class Ahead:
     """A process that imports what all replicas need, and forks those that import the rest."""
 
@@ -55,16 +76,8 @@ class Ahead:
         self._has_forked = False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            number = str(theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "cosmos_app.preloading", AHEAD, number, *FOR_ALL],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, **as_parent(), **QUIET, **_threads()},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            words = (AHEAD, str(theirs.fileno()), *FOR_ALL)
+            self._process = start_importing(words, theirs, {**QUIET, **_threads()})
 
     def fork(self, modules: Sequence[str], environment: Mapping[str, str]) -> socket.socket | None:
         """Have a process forked that imports more; return the socket that it takes orders from.

@@ -14,9 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from cosmos_app.ahead import Ahead
+from cosmos_app.ahead import Ahead, start_importing
 from cosmos_app.fork_orders import FORKED, PRELOADER, PRELOADER_OF_VLLM, Began, Ended, Order, Unfit
-from cosmos_app.parent import as_parent
 
 _ROLES = frozenset({"policy", "rollout", "teacher", "warmup", "learner", "wfm"})
 _LEAST = 4  # words of a command line: Python's, "-m", the module and the role
@@ -124,16 +123,8 @@ class Preloaded:
     def _begin(self, modules: Sequence[str], environment: Mapping[str, str]) -> socket.socket:
         own, theirs = socket.socketpair()
         with theirs:
-            command = (sys.executable, "-m", "cosmos_app.preloading", str(theirs.fileno()))
-            self._process = subprocess.Popen(
-                [*command, *modules],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, **as_parent(), **environment},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            words = (str(theirs.fileno()), *modules)
+            self._process = start_importing(words, theirs, environment)
         return own
 
     def takes(self, argv: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from processes import children_of, is_alive
+from processes import children_of, ends_soon, importing_from, is_alive
 
 from cosmos_app.ahead import Ahead, importing_ahead
 from cosmos_app.cli import main
@@ -44,7 +44,7 @@ COMMAND = (sys.executable, "-m", "cosmos_app", "policy", "--help")
 @pytest.fixture
 def path(tmp_path: Path) -> Mapping[str, str]:
     (tmp_path / "later.py").write_text(_LATER)
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    return importing_from(tmp_path)
 
 
 @pytest.fixture
@@ -54,14 +54,6 @@ def ahead(path: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Generator
     with importing_ahead() as given:
         assert given is not None
         yield given
-
-
-async def ends_soon(pid: int) -> None:
-    for _ in range(1000):
-        if not is_alive(pid):
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("it is still there")
 
 
 async def test_each_kind_of_replica_goes_on_from_what_all_of_them_import(
@@ -123,8 +115,7 @@ def test_all_of_them_end_with_the_launcher(path: Mapping[str, str], tmp_path: Pa
     (of_policies,) = children_of(first)
     launcher.kill()
     launcher.communicate()
-    for pid in (first, of_policies):
-        asyncio.run(ends_soon(pid))
+    asyncio.run(ends_soon(first, of_policies))
 
 
 def test_a_recipe_that_is_wrong_leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

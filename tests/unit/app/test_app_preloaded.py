@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import is_alive, parent_of, title_of
+from processes import ends_soon, importing_from, is_alive, parent_of, title_of
 from supervised import ignore
 
 from cosmos_app.preloaded import Preloaded, PreloadLostError, Shared, preloading
@@ -70,15 +70,11 @@ async def until(condition: Callable[[], Any]) -> Any:
     pytest.fail("the condition never held")
 
 
-async def ends_soon(*pids: int) -> None:
-    await until(lambda: not any(is_alive(pid) for pid in pids))
-
-
 @pytest.fixture
 def importable(tmp_path: Path) -> dict[str, str]:
     """Return the environment of who imports the module that tells."""
     (tmp_path / "telling.py").write_text(_TELLING)
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    return importing_from(tmp_path)
 
 
 @pytest.fixture
@@ -93,7 +89,7 @@ async def test_nothing_is_forked_from_who_has_asked_for_gpus_in_vain(tmp_path: P
         "import sys, torch; torch.cuda.is_available = lambda: True; sys.modules['fla'] = sys"
     )
     (tmp_path / "pretending.py").write_text(pretending)
-    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    path = importing_from(tmp_path)
     said: list[str] = []
     async with preloading([Shared(modules=["pretending"])], path, said.append) as (given,):
         with pytest.raises(PreloadLostError):
