@@ -75,6 +75,48 @@ def test_rows_travel_as_the_message_that_they_are(streams, pool):
     assert whole.value == tensor_checksum(arrived[: 2 * text.numel()])
 
 
+def test_either_end_may_move_many_messages_in_a_call(streams, pool):
+    sending, receiving = streams
+    sent = [content(size, size).view(-1, 500) for size in (500, 40_000, 1_000_000)]
+    places = [torch.zeros(each.numel(), dtype=torch.uint8) for each in sent]
+    sums = [RunningChecksum(each.numel()) for each in sent]
+
+    def send() -> None:
+        if sending.compiled is not None:
+            rows = [each.numpy() for each in sent]
+            sending.send_moves(sending.compiled.prepare_send(rows), soon())
+        else:
+            for each in sent:
+                sending.send_rows(each.numpy(), soon())
+
+    sends = pool.submit(send)
+    if receiving.compiled is not None:
+        moves = receiving.compiled.prepare_receive([place.numpy() for place in places])
+        values = receiving.recv_moves(moves, soon())
+    else:
+        for place, running in zip(places, sums, strict=True):
+            receiving.recv_hashed(place.numpy(), running, soon())
+        values = [running.value for running in sums]
+    sends.result()
+    assert values == [tensor_checksum(each) for each in sent]
+    assert all(torch.equal(p, s.flatten()) for p, s in zip(places, sent, strict=True))
+
+
+def test_a_receiver_that_waits_in_many_messages_is_woken(streams, pool):
+    receiving = streams[1]
+    if receiving.compiled is None:
+        return  # This end receives one by one; see the next test.
+    places = [torch.zeros(1000, dtype=torch.uint8).numpy()] * 2
+    moves = receiving.compiled.prepare_receive(places)
+    with pytest.raises(DeadlineError):
+        receiving.recv_moves(moves, soon(0.2))
+    waits = pool.submit(receiving.recv_moves, moves, soon())
+    time.sleep(0.05)
+    receiving.close()
+    with pytest.raises(PeerLostError):
+        waits.result(timeout=30)
+
+
 def test_a_receiver_that_waits_in_a_stream_is_woken(streams, pool):
     receiving, into = streams[1], torch.zeros(1000, dtype=torch.uint8).numpy()
     with pytest.raises(DeadlineError):

@@ -215,9 +215,9 @@ static void add(struct running *hash, uint8_t *to, const uint8_t *data, size_t s
     if (copy) stream(copy, start, whole);
 }
 
-/* Carry a hash on over bytes that lie in the cache. */
+/* Carry a hash on over bytes. */
 void cosmos_add(struct running *hash, const uint8_t *data, size_t size) {
-    add(hash, NULL, data, size, 0);
+    add(hash, NULL, data, size, size > FAR ? FAR : 0);
 }
 
 size_t cosmos_state_bytes(void) { return sizeof(struct running); }
@@ -433,24 +433,42 @@ int cosmos_receive(struct running *hash, uint8_t *to, size_t size, int stream, d
 #endif
 }
 
-/* Send rows over a stream socket, straight from where they lie; limits and result as above. */
-int cosmos_send(const uint8_t *from, ptrdiff_t step, size_t row_bytes, size_t num_rows, int stream,
-                double until) {
+/* The same for moves, one after another, each of which fills one contiguous place. */
+int cosmos_receive_all(struct move *moves, size_t count, int stream, double until) {
+    for (struct move *each = moves; each < moves + count; each++) {
+        struct running state;
+        cosmos_start(&state);
+        int result = cosmos_receive(&state, each->to, each->row_bytes, stream, until);
+        if (result) return result;
+        each->value = cosmos_value(&state);
+    }
+    return 0;
+}
+
+/* Send the rows of moves over a stream socket, straight from where they lie, as many in a call as it
+ * takes; limits and result as above. */
+int cosmos_send_all(const struct move *moves, size_t count, int stream, double until) {
 #if defined(__linux__)
+    const struct move *each = moves, *end = moves + count;
     size_t row = 0, inside = 0;
-    while (row < num_rows) {
+    while (each < end) {
         struct iovec runs[MOST_RUNS];
-        size_t count = 0;
-        for (size_t next = row; next < num_rows && count < MOST_RUNS; next++, count++) {
-            size_t skipped = next == row ? inside : 0;
-            runs[count].iov_base = (void *)(from + (ptrdiff_t)next * step + skipped);
-            runs[count].iov_len = row_bytes - skipped;
+        size_t filled = 0;
+        const struct move *at = each;
+        for (size_t next = row, skipped = inside; at < end && filled < MOST_RUNS; skipped = 0) {
+            runs[filled].iov_base = (void *)(uintptr_t)(at->from + next * at->from_step + skipped);
+            runs[filled++].iov_len = at->row_bytes - skipped;
+            if (++next == at->num_rows) at++, next = 0;
         }
-        struct msghdr message = {.msg_iov = runs, .msg_iovlen = count};
+        struct msghdr message = {.msg_iov = runs, .msg_iovlen = filled};
         ssize_t sent = sendmsg(stream, &message, MSG_NOSIGNAL);
         if (sent < 0 && errno != EINTR) return errno;
-        if (sent > 0) inside += sent, row += inside / row_bytes, inside %= row_bytes;
-        if (row < num_rows && is_past(until)) return EAGAIN;
+        if (sent > 0) inside += sent;
+        while (each < end && inside >= each->row_bytes) {
+            inside -= each->row_bytes;
+            if (++row == each->num_rows) each++, row = 0;
+        }
+        if (each < end && is_past(until)) return EAGAIN;
     }
     return 0;
 #else

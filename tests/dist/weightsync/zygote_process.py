@@ -74,6 +74,18 @@ class Channel:
         self.deadly.count()
         self.channel.send_rows(rows, deadline)
 
+    @property
+    def compiled(self):
+        return self.channel.compiled
+
+    def send_moves(self, moves, deadline) -> None:
+        self.deadly.count()
+        self.channel.send_moves(moves, deadline)
+
+    def recv_moves(self, moves, deadline):
+        self.deadly.count()
+        return self.channel.recv_moves(moves, deadline)
+
     def recv_hashed(self, into, checksum, deadline) -> None:
         self.deadly.count()
         self.channel.recv_hashed(into, checksum, deadline)

@@ -5,11 +5,14 @@ import weakref
 
 import pytest
 import torch
+from capabilities import skip_without
 
 from cosmos_weightsync import Box, Piece
 from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.edge_pieces import EdgePieces
+from cosmos_weightsync.streaming import compiled_rows
+from cosmos_weightsync.transports import Side
 from cosmos_weightsync.transports.exposing import ToldPlaces
 from cosmos_weightsync.transports.windows import MappedWindows
 
@@ -53,6 +56,30 @@ def test_batches_are_as_large_as_allowed_and_in_order(columns, expected):
             sums = batch.take()
             assert sums == [tensor_checksum(tensors[f"w{number}"]) for number in numbers]
             assert all(torch.equal(places.views[n], tensors[f"w{n}"]) for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message_rows", "sent", "received"),
+    [
+        ((), 320, [2, 1, 3], [2, 1, 3]),  # The third is larger than a run.
+        ((), 100, [2, 2, 3, 1], [2, 0, 0, 0, 3]),  # It is cut, and no part of it a whole piece.
+        ((1, 3), 320, [1, 0, 1, 0, 2], [1, 0, 1, 0, 2]),  # No rows of bytes here.
+    ],
+)
+def test_runs_over_a_stream_are_as_long_as_allowed(columns, message_rows, sent, received):
+    compiled = compiled_rows()
+    if compiled is None:
+        skip_without("compiler", "none was there when the package was built")
+    pieces, tensors = edge(columns)
+    here = held(tensors)
+    places = pieces.places(here)
+    placed = places.messages(pieces.messages(16 * message_rows, 64), here, torch.device("cpu"))
+    sides: list[tuple[Side, list[int]]] = [("sender", sent), ("receiver", received)]
+    for side, expected in sides:
+        runs = places.runs(placed, side, compiled, 16 * 220)
+        assert [each for run in runs for each in run.placed] == placed
+        assert [0 if run.moves is None else len(run.placed) for run in runs] == expected
+        assert places.runs(placed, side, compiled, 16 * 220) is runs
 
 
 def test_what_is_kept_of_memory_goes_with_it():

@@ -17,6 +17,7 @@ import xxhash
 from capabilities import skip_without
 
 from cosmos_weightsync.streaming import (
+    SHORTEST_COMPILED,
     CompiledRows,
     PlainRows,
     RowMove,
@@ -197,7 +198,8 @@ def test_rows_cross_a_stream_and_are_hashed_on_arrival(
     state = compiled.start()
     half = into.size // 2  # Two messages, one text.
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(compiled.send, source, stream[0].fileno(), in_half_a_minute())
+        sending = compiled.prepare_send([source])
+        sent = pool.submit(sending.make, stream[0].fileno(), in_half_a_minute())
         for part in (into[:half], into[half:]):
             compiled.receive(state, part, stream[1].fileno(), in_half_a_minute())
         sent.result()
@@ -211,11 +213,29 @@ def test_what_is_larger_than_any_buffer_crosses_a_stream(compiled, stream):
     source = laid_out(3000, 3000, 3001, noise(3001 * 3000))
     into, state = np.zeros(source.size, np.uint8), compiled.start()
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(compiled.send, source, stream[0].fileno(), in_half_a_minute())
+        sending = compiled.prepare_send([source])
+        sent = pool.submit(sending.make, stream[0].fileno(), in_half_a_minute())
         compiled.receive(state, into, stream[1].fileno(), in_half_a_minute())
         sent.result()
     assert compiled.value(state) == xxhash.xxh3_64_intdigest(source.tobytes())
     assert into.tobytes() == source.tobytes()
+
+
+def test_many_cross_a_stream_in_one_call_and_again_in_the_next(compiled, stream):
+    shapes = [*SHAPES, (2000, 300, 301, 300), (1, 700_000, 700_000, 700_000)]
+    sources = [laid_out(r, size, step, noise(r * step + size)) for r, size, step, _ in shapes]
+    sources = [each for each in sources if each.size >= SHORTEST_COMPILED]
+    places = [np.zeros(each.size, np.uint8) for each in sources]
+    sending, receiving = compiled.prepare_send(sources), compiled.prepare_receive(places)
+    for _ in range(2):
+        for each in places:
+            each[:] = 0
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(sending.make, stream[0].fileno(), in_half_a_minute())
+            sums = receiving.make(stream[1].fileno(), in_half_a_minute())
+            sent.result()
+        assert all(p.tobytes() == s.tobytes() for p, s in zip(places, sources, strict=True))
+        assert sums == [xxhash.xxh3_64_intdigest(each.tobytes()) for each in sources]
 
 
 def test_a_stream_that_ends_early_says_so(compiled, stream):
@@ -236,10 +256,21 @@ def test_nobody_waits_for_a_stream_beyond_the_limit(compiled, stream):
         )
 
 
+def test_of_many_the_first_that_does_not_come_ends_the_wait(compiled, stream):
+    places = [np.zeros(300, np.uint8) for _ in range(3)]
+    stream[0].sendall(bytes(range(200)) * 3)
+    stream[0].close()
+    with pytest.raises(EOFError):
+        compiled.prepare_receive(places).make(stream[1].fileno(), in_half_a_minute())
+    assert places[1].tobytes() == (bytes(range(200)) * 3)[300:]
+    assert not places[2].any()
+
+
 def test_a_peer_that_left_is_an_error_of_the_system(compiled, stream):
     stream[1].close()
+    sending = compiled.prepare_send([np.zeros((1, 9), np.uint8)])
     with pytest.raises(BrokenPipeError):
-        compiled.send(np.zeros((1, 9), np.uint8), stream[0].fileno(), in_half_a_minute())
+        sending.make(stream[0].fileno(), in_half_a_minute())
 
 
 def test_a_library_of_another_version_is_told_of_and_done_without(tmp_path):

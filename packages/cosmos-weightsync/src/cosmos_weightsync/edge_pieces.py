@@ -12,7 +12,9 @@ from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.chunks import HeldBoxes, Message, schedule
 from cosmos_weightsync.placed_messages import PlacedMessage
 from cosmos_weightsync.planning import Piece
-from cosmos_weightsync.transports import Windows
+from cosmos_weightsync.stream_runs import Run, received_runs, sent_runs
+from cosmos_weightsync.streaming import CompiledRows
+from cosmos_weightsync.transports import Side, Windows
 
 __all__ = ["Batch", "EdgePieces", "EdgePlaces", "Views"]
 
@@ -103,6 +105,7 @@ class EdgePlaces:
         self._raws = [held.raw(name, box) for name, box in pieces.regions]
         self._sizes = [piece.num_bytes for piece in pieces]
         self._messages: dict[tuple[int, str], list[PlacedMessage]] = {}
+        self._runs: dict[tuple[int, Side, int], list[Run]] = {}
         self._batches: WeakKeyDictionary[Windows, tuple[int, list[Batch]]] = WeakKeyDictionary()
 
     def messages(
@@ -113,6 +116,20 @@ class EdgePlaces:
         if key not in self._messages:
             self._messages[key] = [PlacedMessage(each, held, device) for each in messages]
         return self._messages[key]
+
+    def runs(
+        self, placed: list[PlacedMessage], side: Side, compiled: CompiledRows, most_bytes: int
+    ) -> list[Run]:
+        """What `messages` returned, as runs over a stream."""
+        key = id(placed), side, most_bytes
+        if key not in self._runs:
+            found = (
+                sent_runs(placed, compiled, most_bytes)
+                if side == "sender"
+                else received_runs(placed, self._sizes, compiled, most_bytes)
+            )
+            self._runs[key] = list(found)
+        return self._runs[key]
 
     def batches(self, windows: Windows, batch_bytes: int) -> list[Batch]:
         """All pieces, in order, as they are best read out of these windows.

@@ -39,9 +39,12 @@ from cosmos_weightsync.edge_pieces import Batch, EdgePieces, EdgePlaces
 from cosmos_weightsync.errors import DigestError
 from cosmos_weightsync.placed_messages import PieceSums, PlacedMessage
 from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.stream_runs import Run
+from cosmos_weightsync.streaming import StreamMoves
 from cosmos_weightsync.transports import (
     BatchedChannel,
     Channel,
+    Side,
     StreamChannel,
     Window,
     Windows,
@@ -140,7 +143,11 @@ def _send(
     under_way = _UnderWay(channel.capabilities.groups, bucket)
     batched = channel if isinstance(channel, BatchedChannel) else None
     stream = channel if isinstance(channel, StreamChannel) else None
-    for placed in _messages(channel, pieces, held, bucket_bytes):
+    for run in _runs(channel, "sender", pieces, held, bucket_bytes):
+        if stream is not None and run.moves is not None:
+            stream.send_moves(run.moves, deadline)
+            continue
+        (placed,) = run.placed
         if stream is not None and placed.rows is not None:
             stream.send_rows(placed.rows, deadline)
             continue
@@ -171,16 +178,21 @@ def source_checksums(pieces: Sequence[Piece], held: HeldBoxes) -> list[int]:
     return [tensor_checksum(held.view(piece.name, piece.box)) for piece in pieces]
 
 
-def _messages(
-    channel: Channel, pieces: EdgePieces, held: HeldBoxes, bucket_bytes: int
-) -> Iterable[PlacedMessage]:
-    """The messages of the edge; two of them fit into a bucket."""
+def _runs(
+    channel: Channel, side: Side, pieces: EdgePieces, held: HeldBoxes, bucket_bytes: int
+) -> Iterable[Run]:
+    """The messages of the edge; two of them fit into a bucket. Over a stream many go in a run."""
     policy, device = channel.capabilities, channel.device
     size = min(half_of(bucket_bytes), policy.message_bytes)
     messages = pieces.messages(size, policy.direct_bytes)
     if held.is_arriving:  # Each is looked at when its turn has come, and waited for.
-        return (PlacedMessage(message, held, device) for message in messages)
-    return pieces.places(held).messages(messages, held, device)
+        return (Run([PlacedMessage(message, held, device)], None) for message in messages)
+    places = pieces.places(held)
+    placed = places.messages(messages, held, device)
+    compiled = channel.compiled if isinstance(channel, StreamChannel) else None
+    if compiled is None:
+        return (Run([each], None) for each in placed)
+    return places.runs(placed, side, compiled, size)
 
 
 def pull_edge(
@@ -268,7 +280,11 @@ def _receive(
     under_way = _UnderWay(channel.capabilities.groups, bucket)
     batched = channel if isinstance(channel, BatchedChannel) else None
     stream = channel if isinstance(channel, StreamChannel) else None
-    for placed in _messages(channel, pieces, held, bucket_bytes):
+    for run in _runs(channel, "receiver", pieces, held, bucket_bytes):
+        if stream is not None and run.moves is not None:
+            _receive_run(stream, run, run.moves, held, sums, deadline)
+            continue
+        (placed,) = run.placed
         message = placed.message
         if stream is not None and placed.raw is not None:
             stream.recv_hashed(placed.raw, sums.running(message.chunks[0].piece), deadline)
@@ -290,6 +306,20 @@ def _receive(
             under_way.drain()
     under_way.drain()
     return sums.values()
+
+
+def _receive_run(
+    stream: StreamChannel,
+    run: Run,
+    moves: StreamMoves,
+    held: HeldBoxes,
+    sums: PieceSums,
+    deadline: Deadline,
+) -> None:
+    values = stream.recv_moves(moves, deadline)
+    for placed, value in zip(run.placed, values, strict=True):
+        sums.know(placed.message.chunks[0].piece, value)
+        placed.message.tell(held)
 
 
 def _end(

@@ -4,6 +4,7 @@ Conversations are kept from one version to the next. After anything went wrong t
 up, and the next version starts with whoever can be reached then.
 """
 
+import random
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from cosmos_weightsync.rosters import Found, Roster
 from cosmos_weightsync.serving import pieces_of
 from cosmos_weightsync.shadow import Shadow
 from cosmos_weightsync.staging import Edge, Source, Staging
+from cosmos_weightsync.turns import in_turn
 from cosmos_weightsync.wanted import WantedWeights
 
 __all__ = ["Fetched", "Patience", "VersionFetcher"]
@@ -108,6 +110,7 @@ class VersionFetcher:
         self._sums: Mapping[int, Sequence[int]] = {}
         self._num_closings = 0
         self._num_built_on = 0
+        self._turn = random.random()
 
     @property
     def content(self) -> Content:
@@ -272,7 +275,9 @@ class VersionFetcher:
         )
         try:
             patient = deadline.with_patience(self._patience.stall_s)
-            staging.run(self._edges, num_threads, patient)
+            # Who passes on goes by the plan, as those behind it do.
+            turn = self._turn if self._roster.chunk_bytes is None else 0.0
+            staging.run(self._edges, in_turn(self._edges, turn), num_threads, patient)
         except BaseException:
             self._shadow.give_up()
             self._suspect(staging)

@@ -1,6 +1,7 @@
 """How a receiver fetches, what it reuses, whom it serves and meets."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 from cosmos_weightsync.errors import ConfigurationError
 from cosmos_weightsync.frames import parse_endpoint
@@ -10,7 +11,17 @@ from cosmos_weightsync.server import check_address, check_exposure
 from cosmos_weightsync.settings import check_choice, check_wait
 from cosmos_weightsync.wanted import Mode
 
-__all__ = ["ReceiverConfig"]
+__all__ = ["ReceiverConfig", "usual_threads"]
+
+
+def usual_threads() -> int:
+    """How many senders are read from at the same time where nobody says: 4, on few processors 2.
+
+    There the threads of both ends would only be in each other's way.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(2, min(4, count // 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +34,8 @@ class ReceiverConfig:
             `cosmos_weightsync.transports.choose_transport`.
         bucket_bytes: Small pieces arrive in a bucket of this size; senders that are read from at
             the same time have equal parts of it. What this receiver serves has as much again.
-        num_threads: How many senders are read from at the same time.
+        num_threads: How many senders are read from at the same time; half as many as there are
+            processors, but 2 to 4, if nothing is said.
         token: What the senders want to be shown, and what this receiver wants to be shown.
         connect_timeout_s: How long meeting a sender may take.
         mode: ``staged`` receives beside the weights in use. ``in_place`` receives into them,
@@ -52,7 +64,7 @@ class ReceiverConfig:
 
     transport: str = "auto"
     bucket_bytes: int = 16 << 20
-    num_threads: int = 4
+    num_threads: int = field(default_factory=usual_threads)
     token: str = ""
     connect_timeout_s: float = 60.0
     mode: Mode = "staged"

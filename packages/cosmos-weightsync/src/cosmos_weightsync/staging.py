@@ -247,8 +247,16 @@ class Staging:
         self.failed: dict[str, WeightSyncError] = {}
         self.sums: dict[int, Sequence[int]] = {}
 
-    def run(self, edges: Sequence[Edge], num_threads: int, deadline: Deadline) -> None:
+    def run(
+        self, edges: Sequence[Edge], begun: Sequence[Edge], num_threads: int, deadline: Deadline
+    ) -> None:
         """Pull all edges; returns when all that is wanted is here and verified.
+
+        Args:
+            edges: In the order of the plan, by which they are numbered.
+            begun: The same in the order in which they are begun.
+            num_threads: How many are pulled at the same time.
+            deadline: When to give up.
 
         Raises:
             WeightSyncError: the first failure that nobody else could make up for.
@@ -258,7 +266,7 @@ class Staging:
         self._num_sharing = num_threads * max((edge.num_sharing for edge in edges), default=1)
         with ThreadPoolExecutor(num_threads, "weight-pull") as pool:
             try:
-                self._submit(pool, edges, deadline)
+                self._submit(pool, begun, deadline)
                 while self._running:
                     done, _ = wait(self._running, return_when=FIRST_COMPLETED)
                     for future in done:

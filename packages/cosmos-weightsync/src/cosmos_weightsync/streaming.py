@@ -25,6 +25,7 @@ __all__ = [
     "PlainRows",
     "RowMove",
     "RowRead",
+    "StreamMoves",
     "compiled_rows",
     "row_engine",
     "usable_rows",
@@ -177,6 +178,39 @@ def _only_hashed(move: RowMove) -> RowMove:
     return RowMove(move.rows if move.into is None else move.into, None)
 
 
+class StreamMoves:
+    """Rows that are sent over a stream socket one after another, or places filled from one.
+
+    Prepared once, by `CompiledRows`, to be moved time and again by one thread at a time; a call
+    of Python's for each is more than what a small one takes.
+
+    Args:
+        move: Of the library: `cosmos_send_all` or `cosmos_receive_all`.
+        table: Of `_MOVE`.
+        memory: What the addresses in the table point into; kept alive.
+    """
+
+    def __init__(
+        self,
+        move: Callable[[int, int, int, float], int],
+        table: np.ndarray,
+        memory: Sequence[np.ndarray],
+    ) -> None:
+        self._move = move
+        self._place = (_address(table), len(table))
+        self._values = table["value"]
+        self._memory = memory
+
+    def make(self, stream: int, until: float) -> list[int]:
+        """Move them; see `CompiledRows.receive` for arguments and errors.
+
+        Returns:
+            The XXH3 of each that was received.
+        """
+        _check(self._move(*self._place, stream, until))
+        return self._values.tolist()
+
+
 class CompiledRows:
     """The same, by the compiled library.
 
@@ -189,7 +223,7 @@ class CompiledRows:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        pointer, size, step = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_ssize_t
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
         until, number = ctypes.c_double, ctypes.c_int
         self._start = _function(library.cosmos_start, None, pointer)
         self._value = _function(library.cosmos_value, ctypes.c_uint64, pointer)
@@ -198,9 +232,10 @@ class CompiledRows:
         self._receive = _function(
             library.cosmos_receive, number, pointer, pointer, size, number, until
         )
-        self._send = _function(
-            library.cosmos_send, number, pointer, step, size, size, number, until
+        self._receive_all = _function(
+            library.cosmos_receive_all, number, pointer, size, number, until
         )
+        self._send_all = _function(library.cosmos_send_all, number, pointer, size, number, until)
         self._state_bytes = int(_function(library.cosmos_state_bytes, size)())
 
     def prepare(self, moves: Sequence[RowMove]) -> CompiledMoves:
@@ -229,12 +264,15 @@ class CompiledRows:
         """
         _check(self._receive(state, _address(into), into.size, stream, until))
 
-    def send(self, rows: np.ndarray, stream: int, until: float) -> None:
-        """Send rows over a stream socket from where they lie; see `receive`."""
-        num_rows, row_bytes = rows.shape
-        if rows.strides[0] == row_bytes:
-            num_rows, row_bytes = 1, rows.size
-        _check(self._send(_address(rows), rows.strides[0], row_bytes, num_rows, stream, until))
+    def prepare_receive(self, places: Sequence[np.ndarray]) -> StreamMoves:
+        """Keep contiguous places of `SHORTEST_COMPILED` bytes or more, to be filled in order."""
+        rows = [(_address(each), 0, 0, 0, each.size, 1, 1, 0) for each in places]
+        return StreamMoves(self._receive_all, np.array(rows, dtype=_MOVE), places)
+
+    def prepare_send(self, rows: Sequence[np.ndarray]) -> StreamMoves:
+        """Keep rows, as ``uint8[rows, row_bytes]``, to be sent in order from where they lie."""
+        table = [_entry(RowMove(each, None, is_hashed=False)) for each in rows]
+        return StreamMoves(self._send_all, np.array(table, dtype=_MOVE), rows)
 
     def add(self, state: Any, content: np.ndarray) -> None:
         """Carry a checksum on over contiguous bytes."""

@@ -6,7 +6,7 @@ from typing import Literal
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from cosmos_weightsync.errors import ConfigurationError
-from cosmos_weightsync.receiver_config import ReceiverConfig
+from cosmos_weightsync.receiver_config import ReceiverConfig, usual_threads
 from cosmos_weightsync.reuse import Reused
 from cosmos_weightsync.settings import check_choice
 
@@ -44,7 +44,7 @@ class InitInfo(WeightTransferInitInfo):
     serve_host: str = ""
     token: str = ""
     bucket_bytes: int = 16 << 20
-    num_threads: int = 4
+    num_threads: int = field(default_factory=usual_threads)
     connect_timeout_s: float = 60.0
     stall_s: float = 60.0
     reuse: Reused = "nothing"

@@ -26,6 +26,7 @@ from torch import Tensor
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.checksums import BLOCK_BYTES, RunningChecksum
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.streaming import CompiledRows, StreamMoves
 
 __all__ = [
     "BatchedChannel",
@@ -198,6 +199,19 @@ class StreamChannel(Channel, Protocol):
 
     Its messages are those of `Channel`: either end may use either way for any of them.
     """
+
+    @property
+    def compiled(self) -> CompiledRows | None:
+        """What moves many messages in one call; ``None`` where there is no such thing."""
+        ...
+
+    def send_moves(self, moves: StreamMoves, deadline: Deadline) -> None:
+        """Send messages, as `send` does, from where they lie; ``compiled`` prepared them."""
+        ...
+
+    def recv_moves(self, moves: StreamMoves, deadline: Deadline) -> list[int]:
+        """Receive messages, as `recv_into` does; returns the XXH3 of each."""
+        ...
 
     def send_rows(self, rows: np.ndarray, deadline: Deadline) -> None:
         """Send a message, as `send` does.

@@ -34,6 +34,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.frames import listen
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
+from cosmos_weightsync.transports.near_sockets import unpaced_meanwhile
 
 __all__ = ["ProcessGroupTransport"]
 
@@ -201,7 +202,8 @@ class _PendingGroup:
         options._timeout = timeout
         options._devices = [gloo.create_device(hostname=self._host)]
         options._threads = 1
-        return gloo(store, rank, 2, options)
+        with unpaced_meanwhile():
+            return gloo(store, rank, 2, options)
 
 
 def _meet(group: Any, side: Side, device: torch.device, deadline: Deadline) -> None:

@@ -7,7 +7,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, TransportUnavailableError
 from cosmos_weightsync.forking import closed_in_children
 from cosmos_weightsync.frames import listen
-from cosmos_weightsync.streaming import CompiledRows, PlainRows, row_engine
+from cosmos_weightsync.streaming import CompiledRows, PlainRows, StreamMoves, row_engine
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
+from cosmos_weightsync.transports.near_sockets import unpace
 
 __all__ = ["TcpTransport", "prepare_tcp"]
 
@@ -49,6 +50,7 @@ class _TcpChannel:
         # Held while a call has the descriptor, whose number, once closed, is soon somebody else's.
         self._lent = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        unpace(connection)
         connection.settimeout(None)
 
     @property
@@ -86,30 +88,47 @@ class _TcpChannel:
                 raise PeerLostError(f"{self._peer} closed the connection")
             left = left[count:]
 
+    @property
+    def compiled(self) -> CompiledRows | None:
+        return self._compiled
+
     def send_rows(self, rows: np.ndarray, deadline: Deadline) -> None:
         engine = self._compiled
         if engine is None:
             self.send(torch.from_numpy(np.ascontiguousarray(rows).reshape(-1)), deadline)
-            return
+        else:
+            self.send_moves(engine.prepare_send([rows]), deadline)
+
+    def send_moves(self, moves: StreamMoves, deadline: Deadline) -> None:
         try:
             with self._lent:
                 self._limit(socket.SO_SNDTIMEO, deadline)
-                engine.send(rows, self._socket.fileno(), deadline.at)
+                moves.make(self._socket.fileno(), deadline.at)
         except BlockingIOError as error:
             raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
         except OSError as error:
             raise PeerLostError(f"{self._peer} is gone: {error}") from error
 
     def recv_hashed(self, into: np.ndarray, checksum: RunningChecksum, deadline: Deadline) -> None:
-        engine = self._compiled
-        if engine is None or checksum.compiled is None:
+        engine, state = self._compiled, checksum.compiled
+        if engine is None or state is None:
             self.recv_into(torch.from_numpy(into), deadline)
             checksum.add_bytes(into)
             return
+        with self._receiving(deadline) as stream:
+            engine.receive(state, into, stream, deadline.at)
+
+    def recv_moves(self, moves: StreamMoves, deadline: Deadline) -> list[int]:
+        with self._receiving(deadline) as stream:
+            return moves.make(stream, deadline.at)
+
+    @contextlib.contextmanager
+    def _receiving(self, deadline: Deadline) -> Generator[int]:
+        """The descriptor, while the library reads from it."""
         try:
             with self._lent:
                 self._limit(socket.SO_RCVTIMEO, deadline)
-                engine.receive(checksum.compiled, into, self._socket.fileno(), deadline.at)
+                yield self._socket.fileno()
         except EOFError as error:
             raise PeerLostError(f"{self._peer} closed the connection") from error
         except BlockingIOError as error:
