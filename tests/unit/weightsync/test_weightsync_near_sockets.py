@@ -84,8 +84,11 @@ def test_channels_within_a_host_are_not_paced(transport):
         ends = [receiver.connect(sender.description, Deadline.after(60)), other.result()]
     try:
         paced = [name for key, name in open_connections().items() if key not in before]
-        assert paced.count(b"reno") == 2
-        assert len(paced) == 2 or transport.name == "process_group"  # Its store has some, too.
+        if transport.name == "tcp":
+            assert paced == [b"reno"] * 2
+        assert (
+            paced.count(b"reno") >= 2
+        )  # Its store's may be among gloo's, which are found by time.
     finally:
         for end in ends:
             end.close()
