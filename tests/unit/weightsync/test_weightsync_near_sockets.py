@@ -86,9 +86,8 @@ def test_channels_within_a_host_are_not_paced(transport):
         paced = [name for key, name in open_connections().items() if key not in before]
         if transport.name == "tcp":
             assert paced == [b"reno"] * 2
-        assert (
-            paced.count(b"reno") >= 2
-        )  # Its store's may be among gloo's, which are found by time.
+        # The store's may be among gloo's, which are found by when they came.
+        assert paced.count(b"reno") >= 2
     finally:
         for end in ends:
             end.close()

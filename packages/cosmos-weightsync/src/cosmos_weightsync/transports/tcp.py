@@ -64,28 +64,16 @@ class _TcpChannel:
     def send(self, view: Tensor, deadline: Deadline) -> None:
         left = lent_bytes(view).data
         while left:
-            try:
-                with self._lent:
-                    self._limit(socket.SO_SNDTIMEO, deadline)
-                    left = left[self._socket.send(left) :]
-            except BlockingIOError as error:
-                raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
-            except OSError as error:
-                raise PeerLostError(f"{self._peer} is gone: {error}") from error
+            with self._sending(deadline):
+                left = left[self._socket.send(left) :]
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
         left = lent_bytes(view).data
         while left:
-            try:
-                with self._lent:
-                    self._limit(socket.SO_RCVTIMEO, deadline)
-                    count = self._socket.recv_into(left, len(left), socket.MSG_WAITALL)
-            except BlockingIOError as error:
-                raise DeadlineError(f"nothing from {self._peer} in time") from error
-            except OSError as error:
-                raise PeerLostError(f"{self._peer} is gone: {error}") from error
-            if count == 0:
-                raise PeerLostError(f"{self._peer} closed the connection")
+            with self._receiving(deadline):
+                count = self._socket.recv_into(left, len(left), socket.MSG_WAITALL)
+                if count == 0:
+                    raise EOFError
             left = left[count:]
 
     @property
@@ -100,14 +88,8 @@ class _TcpChannel:
             self.send_moves(engine.prepare_send([rows]), deadline)
 
     def send_moves(self, moves: StreamMoves, deadline: Deadline) -> None:
-        try:
-            with self._lent:
-                self._limit(socket.SO_SNDTIMEO, deadline)
-                moves.make(self._socket.fileno(), deadline.at)
-        except BlockingIOError as error:
-            raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
-        except OSError as error:
-            raise PeerLostError(f"{self._peer} is gone: {error}") from error
+        with self._sending(deadline) as stream:
+            moves.make(stream, deadline.at)
 
     def recv_hashed(self, into: np.ndarray, checksum: RunningChecksum, deadline: Deadline) -> None:
         engine, state = self._compiled, checksum.compiled
@@ -123,8 +105,20 @@ class _TcpChannel:
             return moves.make(stream, deadline.at)
 
     @contextlib.contextmanager
+    def _sending(self, deadline: Deadline) -> Generator[int]:
+        """The descriptor, while it is written to."""
+        try:
+            with self._lent:
+                self._limit(socket.SO_SNDTIMEO, deadline)
+                yield self._socket.fileno()
+        except BlockingIOError as error:
+            raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
+        except OSError as error:
+            raise PeerLostError(f"{self._peer} is gone: {error}") from error
+
+    @contextlib.contextmanager
     def _receiving(self, deadline: Deadline) -> Generator[int]:
-        """The descriptor, while the library reads from it."""
+        """The descriptor, while it is read from."""
         try:
             with self._lent:
                 self._limit(socket.SO_RCVTIMEO, deadline)
