@@ -99,11 +99,22 @@ def test_samples_are_scored_by_a_teacher_that_hangs_and_is_begun_anew(runner: Ru
     assert np.mean(gaps[-32:]) < 0.9 * np.mean(gaps[:32])
 
 
+def all_listen(directory: RunDirectory) -> bool:
+    """Whether no teacher of a run is starting, or starting again."""
+    for url in teacher_urls(directory):
+        try:
+            httpx.get(f"{url}/models")
+        except httpx.TransportError:
+            return False
+    return True
+
+
 def assert_answers_the_run_alone(run: Run) -> None:
     """Ask a run's teachers to score, and what they have, by several tokens."""
     directory = RunDirectory.open(run.output)
     token = read_teacher_token(directory)
     assert len(token) >= 32
+    run.wait_for(lambda: len(teacher_urls(directory)) == 2 and all_listen(directory))
     for url in teacher_urls(directory):
         for shown, status in (("guess", 401), (token[:-1], 401), (token, 200)):
             headers = {"Authorization": f"Bearer {shown}"}
