@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,32 @@ def test_who_names_nothing_gets_everything(way):
     found = {s.spec.name: s.tensor.clone() for s in receiver.staged_shards()}
     assert found.keys() == model.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
+
+
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+def test_columns_that_are_asked_for_again_lie_so_and_others_are_found_in_them(make_way, wire_dtype):
+    way = make_way(wire_dtype=wire_dtype)
+    asked = [[s.spec for s in targets(index)[1]] for index in range(2)]
+    columns = Box((100, 10), (301, 50))  # Of all ranks and both halves.
+    asked.append([ShardSpec("embed", SHAPES["embed"], columns, "float32")])
+    halves = [
+        way.receiver([replace(s, dtype=s.dtype.replace("float32", wire_dtype)) for s in specs])
+        for specs in asked
+    ]
+    others = [halves.pop(), way.receiver()]
+    for version in range(1, 6):
+        model = way.step(version)
+        if wire_dtype == "bfloat16":
+            model = {n: t.bfloat16() if t.is_floating_point() else t for n, t in model.items()}
+        way.publish(version)
+        for receiver in (*halves, *(others if version >= 4 else ())):
+            receiver.stage(version)
+            for found in receiver.staged_shards():
+                full = Box.full(found.spec.global_shape)
+                expected = model[found.spec.name][found.spec.box.relative_to(full)]
+                assert torch.equal(found.tensor, expected)
+            receiver.commit()
+            assert receiver.verify()
 
 
 def test_what_is_sent_may_be_cast_and_is_for_all_receivers_alike(make_way):

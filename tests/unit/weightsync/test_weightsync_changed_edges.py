@@ -77,6 +77,15 @@ def boxes(tensors: dict[str, Tensor]) -> HeldBoxes:
     return HeldBoxes((name, Box.full(t.shape), t) for name, t in tensors.items())
 
 
+def cut(tensors: dict[str, Tensor], at: int) -> HeldBoxes:
+    """The same where columns of ``w`` lie one after another, so that no piece of it lies whole."""
+    rows, columns = tensors["w"].shape
+    sides = [Box((0, 0), (rows, at)), Box((0, at), (rows, columns))]
+    placed = [("w", box, tensors["w"][box.relative_to(Box.full((rows, columns)))]) for box in sides]
+    rest = [(name, Box.full(t.shape), t) for name, t in tensors.items() if name != "w"]
+    return HeldBoxes([*((name, box, part.contiguous()) for name, box, part in placed), *rest])
+
+
 def ending(channel: Channel, bucket_bytes: int = BUCKET) -> EdgeEnd:
     return EdgeEnd(channel, PIECES, BucketPool(bucket_bytes), bucket_bytes)
 
@@ -87,6 +96,7 @@ def moved(
     number: int = -1,
     damage: Callable[[Tensor], None] = lambda _: None,
     bucket_bytes: int = BUCKET,
+    held: Callable[[dict[str, Tensor]], HeldBoxes] = boxes,
 ) -> tuple[dict[str, Tensor], MovedEdge]:
     """What the receiver has afterwards, and what it says."""
     source, sink = connected()
@@ -95,7 +105,7 @@ def moved(
 
     def serve() -> None:
         channel = Damaging(source, number, damage)
-        serve_changes(ending(channel, bucket_bytes), boxes(new), boxes(base), soon)
+        serve_changes(ending(channel, bucket_bytes), held(new), held(base), soon)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -108,10 +118,11 @@ def moved(
     return mine, pulled
 
 
+@pytest.mark.parametrize("held", [boxes, partial(cut, at=250)], ids=["whole", "cut"])
 @pytest.mark.parametrize("bucket_bytes", [LEAST_BUCKET_BYTES, BUCKET, 16 << 20])
-def test_the_pieces_change_and_nothing_else_does(bucket_bytes):
+def test_the_pieces_change_and_nothing_else_does(bucket_bytes, held):
     base, new = version(1), version(2)
-    mine, pulled = moved(base, new, bucket_bytes=bucket_bytes)
+    mine, pulled = moved(base, new, bucket_bytes=bucket_bytes, held=held)
     assert pulled.checksums == [piece_checksum(boxes(new), piece) for piece in PIECES]
     assert torch.equal(mine["w"][:, 100:400], new["w"][:, 100:400])
     assert torch.equal(mine["w"][:, :100], base["w"][:, :100])

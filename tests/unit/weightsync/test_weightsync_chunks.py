@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosmos_weightsync import Box, LayoutError, Piece
+from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import DIRECT_BYTES, HeldBoxes, pack, piece_checksum, schedule
 from cosmos_weightsync.placed_messages import PieceSums, PlacedMessage
 
@@ -90,3 +91,36 @@ def test_what_is_not_held_cannot_be_viewed():
     held = HeldBoxes([("w", Box((0,), (4,)), torch.zeros(4))])
     with pytest.raises(LayoutError, match=r"w: \[2:6\] is not held here"):
         held.view("w", Box((2,), (6,)))
+
+
+def test_a_box_of_several_tensors_is_copied_where_it_cannot_be_viewed():
+    full = torch.arange(6 * 8.0).reshape(6, 8)
+    halves = [(Box((0, 0), (6, 4)), full[:, :4]), (Box((0, 4), (6, 8)), full[:, 4:])]
+    held = HeldBoxes(("w", box, half.contiguous()) for box, half in halves)
+    whole, part = Box((1, 2), (5, 7)), Box((1, 4), (5, 7))
+    assert not held.is_whole("w", whole)
+    assert held.is_whole("w", part)
+    assert held.rows("w", whole) is held.raw("w", whole) is None
+    with pytest.raises(LayoutError, match=r"w: \[1:5, 2:7\] is not held here"):
+        held.view("w", whole)
+    room = torch.empty(100, dtype=torch.uint8)
+    assert torch.equal(held.copied("w", whole, room), full[1:5, 2:7])
+    for box in (whole, part):
+        expected = full[box.relative_to(Box.full((6, 8)))]
+        assert held.checksum("w", box) == tensor_checksum(expected)
+        (message,) = schedule([piece("w", box)], 1 << 10)
+        placed = PlacedMessage(message, held, CPU)
+        packed = placed.pack(held, torch.empty(1 << 10, dtype=torch.uint8))
+        assert torch.equal(packed.view(torch.float32).view(box.shape), expected)
+    for missing in (Box((0, 0), (7, 8)), Box((6, 0), (7, 8))):
+        with pytest.raises(LayoutError, match="is not held here"):
+            held.copied("w", missing, torch.empty(1 << 10, dtype=torch.uint8))
+    with pytest.raises(LayoutError, match="is not held here"):
+        held.copied("v", whole, room)
+
+
+def test_the_checksum_of_a_large_box_of_several_tensors_is_taken_part_by_part():
+    full = torch.randn(700, 1000)
+    halves = [(Box((0, 0), (700, 300)), full[:, :300]), (Box((0, 300), (700, 1000)), full[:, 300:])]
+    held = HeldBoxes(("w", box, half.contiguous()) for box, half in halves)
+    assert held.checksum("w", Box.full((700, 1000))) == tensor_checksum(full)

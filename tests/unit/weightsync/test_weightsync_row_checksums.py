@@ -59,3 +59,48 @@ def test_copying_again_hashes_what_is_there_then():
         checksums.copy(torch.full((64, 64), value))
         seen.append(checksums.values)
     assert seen[0] == seen[2] != seen[1]
+
+
+# (shape, boxes inside it, whether they are laid out one after another)
+ARRANGED: dict[str, tuple[tuple[int, ...], list[Box], bool]] = {
+    "halves": ((1030, 512), [Box((0, 0), (1030, 256)), Box((0, 256), (1030, 512))], True),
+    "quarters": (
+        (64, 512),
+        [Box((r, c), (r + 32, c + 256)) for r in (0, 32) for c in (0, 256)],
+        True,
+    ),
+    "of experts": ((5, 64, 32), [Box((0, 0, 0), (5, 24, 32)), Box((0, 24, 0), (5, 64, 32))], True),
+    "rows": ((64, 512), [Box((0, 0), (30, 512)), Box((30, 0), (64, 512))], False),
+    "one row": ((1, 512), [Box((0, 0), (1, 256)), Box((0, 256), (1, 512))], False),
+    "overlapping": ((64, 512), [Box((0, 0), (64, 512)), Box((0, 256), (64, 512))], False),
+    "with a hole": ((64, 512), [Box((0, 0), (64, 256)), Box((8, 256), (64, 512))], False),
+    "of odd length": ((63, 5), [Box((0, 0), (63, 3)), Box((0, 3), (63, 5))], False),
+    "in no rows": ((4, 8, 64), [Box((0, 0, 0), (4, 8, 32)), Box((0, 0, 32), (4, 8, 64))], False),
+    "nobody asks": ((64, 64), [], False),
+}
+
+
+@pytest.mark.parametrize("dtypes", ["float32 bfloat16", "float32 float32"])
+@pytest.mark.parametrize("strides", ["contiguous", "transposed"])
+@pytest.mark.parametrize("case", sorted(ARRANGED))
+def test_columns_may_lie_one_after_another(case, strides, dtypes):
+    shape, boxes, is_arranged = ARRANGED[case]
+    held, published = (getattr(torch, name) for name in dtypes.split())
+    source = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(held)
+    if strides == "transposed":
+        source = source.movedim(0, -1).contiguous().movedim(-1, 0)
+    into = torch.zeros(shape, dtype=published)
+    parts = [box.relative_to(Box.full(shape)) for box in boxes]
+    checksums = RowChecksums(into, parts, may_arrange=True)
+    checksums.copy(source)
+    expected = source.to(published)
+    assert checksums.values == [tensor_checksum(expected[part]) for part in parts]
+    assert (checksums.blocks is not None) == is_arranged
+    if checksums.blocks is None:
+        assert torch.equal(into, expected)
+        return
+    for block, part in zip(checksums.blocks, parts, strict=True):
+        assert block.is_contiguous()
+        assert torch.equal(block, expected[part])
+    assert sum(block.numel() for block in checksums.blocks) == into.numel()
+    assert torch.equal(torch.cat([block.view(-1) for block in checksums.blocks]), into.view(-1))

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cosmos_weightsync.arenas import ALIGNMENT, Arena
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.byte_rows import byte_rows
 from cosmos_weightsync.checksums import (
+    BLOCK_BYTES,
+    RunningChecksum,
     combined_digest,
     tensor_checksum,
 )
@@ -100,7 +103,8 @@ def schedule(
 class HeldBoxes:
     """Tensors by name and box, from which any box inside one of them can be viewed.
 
-    Views are kept: what is asked for in one version is asked for in the next.
+    Views are kept: what is asked for in one version is asked for in the next. A box that several
+    tensors have parts of, which do not overlap, can be copied.
 
     Args:
         held: (name, box, tensor) of each.
@@ -130,6 +134,10 @@ class HeldBoxes:
         for name, box, tensor in held:
             self._held.setdefault(name, []).append((box, tensor))
 
+    def is_whole(self, name: str, box: Box) -> bool:
+        """Whether this box lies inside one of the tensors, so that it can be viewed."""
+        return any(origin.contains(box) for origin, _ in self._held.get(name, ()))
+
     def view(self, name: str, box: Box) -> Tensor:
         """The memory of this box.
 
@@ -157,10 +165,50 @@ class HeldBoxes:
 
     def rows(self, name: str, box: Box) -> np.ndarray | None:
         """The bytes of this box as rows in host memory, if it falls into any; see `view`."""
+        if (name, box) not in self._rows and not self.is_whole(name, box):
+            return None
         view = self.view(name, box)
         if (name, box) not in self._rows:
             self._rows[name, box] = byte_rows(view)
         return self._rows[name, box]
+
+    def copied(self, name: str, box: Box, room: Tensor) -> Tensor:
+        """A copy of this box, wherever the tensors have its parts.
+
+        Args:
+            name: Of the tensor.
+            box: Of it.
+            room: ``uint8[n]`` at least as long as the box, aligned for its dtype.
+
+        Returns:
+            The part of ``room`` that is the box, in its shape and dtype.
+
+        Raises:
+            LayoutError: not all of it is held here.
+        """
+        held = self._held.get(name, ())
+        dtype = held[0][1].dtype if held else room.dtype
+        found = room[: box.numel * dtype.itemsize].view(dtype).view(box.shape)
+        left = box.numel
+        for origin, tensor in held:
+            part = origin.intersect(box)
+            if part is not None:
+                found[part.relative_to(box)].copy_(tensor[part.relative_to(origin)])
+                left -= part.numel
+        if left:
+            raise LayoutError(f"{name}: {box} is not held here")
+        return found
+
+    def checksum(self, name: str, box: Box) -> int:
+        """The checksum of this box as it lies in memory now, in row-major order."""
+        if self.is_whole(name, box):
+            return tensor_checksum(self.view(name, box))
+        room = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+        item_bytes = max((t.element_size() for _, t in self._held.get(name, ())), default=1)
+        running = RunningChecksum(box.numel * item_bytes)
+        for part in box.split(BLOCK_BYTES // item_bytes):
+            running.add(self.copied(name, part, room))
+        return running.value
 
     def _make(self, name: str, box: Box) -> Tensor:
         for origin, tensor in self._held.get(name, ()):
@@ -189,6 +237,9 @@ def message_rows(message: Message, held: HeldBoxes) -> np.ndarray | None:
 def pack(message: Message, held: HeldBoxes, bucket: Tensor) -> Tensor:
     """Copy the chunks into the bucket; returns the part of the bucket that is the message."""
     for chunk, part in message_parts(message, bucket):
+        if not held.is_whole(chunk.name, chunk.box):
+            held.copied(chunk.name, chunk.box, part)
+            continue
         view = held.view(chunk.name, chunk.box)
         rows = held.rows(chunk.name, chunk.box) if part.device.type == "cpu" else None
         if rows is not None and rows.shape[1] > 1:  # Rows with gaps: NumPy copies them faster.
@@ -220,7 +271,7 @@ def message_parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Ten
 
 def piece_checksum(held: HeldBoxes, piece: Piece) -> int:
     """The checksum of a piece as it lies in memory now, in row-major order."""
-    return tensor_checksum(held.view(piece.name, piece.box))
+    return held.checksum(piece.name, piece.box)
 
 
 version_digest = combined_digest

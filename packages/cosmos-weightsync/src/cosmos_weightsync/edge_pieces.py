@@ -93,12 +93,14 @@ class EdgePlaces:
     """Where the pieces of an edge lie.
 
     Attributes:
-        views: The memory of each.
-        shapes: Shape and dtype of each.
+        are_whole: Whether each lies in one place.
+        views: The memory of each, if so; else of none.
+        shapes: Shape and dtype of each of ``views``.
     """
 
     def __init__(self, pieces: EdgePieces, held: HeldBoxes) -> None:
-        self.views = Views(held.view(name, box) for name, box in pieces.regions)
+        self.are_whole = all(held.is_whole(name, box) for name, box in pieces.regions)
+        self.views = Views(held.view(name, box) for name, box in pieces.regions if self.are_whole)
         self.shapes: Sequence[tuple[Sequence[int], torch.dtype]] = [
             (view.shape, view.dtype) for view in self.views
         ]

@@ -26,11 +26,7 @@ from functools import partial
 from torch import Tensor
 
 from cosmos_weightsync.buckets import Borrower, BucketPool, Loan, half_of
-from cosmos_weightsync.checksums import (
-    RunningChecksum,
-    box_blocks,
-    tensor_checksum,
-)
+from cosmos_weightsync.checksums import RunningChecksum, box_blocks
 from cosmos_weightsync.chunks import (
     HeldBoxes,
 )
@@ -82,7 +78,8 @@ def serve_edge(
     """
     pieces = EdgePieces.of(pieces)
     if one_sided(channel):
-        if held.is_arriving:  # Pass on what is there, rather than wait for the last piece.
+        # What is arriving is passed on as it is there, rather than once the last piece is.
+        if held.is_arriving or not pieces.places(held).are_whole:
             channel.decline(deadline)
         elif channel.expose(pieces.places(held).views, held.arena, deadline):
             try:
@@ -174,8 +171,8 @@ def _send(
 def source_checksums(pieces: Sequence[Piece], held: HeldBoxes) -> list[int]:
     """What is known of the version already, or computed now."""
     if held.checksums is not None:
-        return held.checksums.of_pieces(pieces, held.view)
-    return [tensor_checksum(held.view(piece.name, piece.box)) for piece in pieces]
+        return held.checksums.of_pieces(pieces, held.checksum)
+    return [held.checksum(piece.name, piece.box) for piece in pieces]
 
 
 def _runs(

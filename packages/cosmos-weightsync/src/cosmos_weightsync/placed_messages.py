@@ -76,8 +76,9 @@ class PlacedMessage:
         self.raw = self.flat = None
         if len(message.chunks) == 1:
             self.raw = held.raw(first.name, first.box)
-            view = held.view(first.name, first.box)
-            if view.is_contiguous() and view.device == device:
+            is_whole = held.is_whole(first.name, first.box)
+            view = held.view(first.name, first.box) if is_whole else None
+            if view is not None and view.is_contiguous() and view.device == device:
                 self.flat = flat_bytes(view)
         self._packing: CompiledMoves | None = None
         self._unpacking: CompiledMoves | None = None

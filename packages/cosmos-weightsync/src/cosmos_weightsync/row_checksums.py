@@ -7,6 +7,12 @@ rows 64:128 copy+hash A  │ copy+hash B   what no box covers is copied, what tw
 ```
 Where values are cast on the way, or lie in no rows, the tensor is written by bands of rows, and
 boxes are hashed while the cache still holds the band.
+
+Columns that are sent out of a tensor as it lies have to be packed for each reader. Where boxes are
+columns, and leave nothing over, the memory of the tensor can have them one after another instead:
+```
+as the tensor lies   A A A B B │ A A A B B │ …        box by box   A A A │ A A A │ … B B │ B B │ …
+```
 """
 
 from collections.abc import Sequence
@@ -14,6 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from cosmos_weightsync.arenas import ALIGNMENT
 from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.byte_rows import flat_bytes, lent_bytes
 from cosmos_weightsync.checksums import BLOCK_BYTES, RunningChecksum
@@ -31,9 +38,16 @@ class RowChecksums:
     Args:
         tensor: Contiguous, in host memory.
         boxes: As slices of the tensor, without steps.
+        may_arrange: Whether its memory may have the boxes one after another where it is copied.
+
+    Attributes:
+        blocks: Of the tensor's memory, where each box is copied to; ``None`` if the tensor is
+            copied as it lies.
     """
 
-    def __init__(self, tensor: Tensor, boxes: Sequence[tuple[slice, ...]]) -> None:
+    def __init__(
+        self, tensor: Tensor, boxes: Sequence[tuple[slice, ...]], *, may_arrange: bool = False
+    ) -> None:
         self._tensor = tensor if tensor.dim() else tensor.view(1)
         num_rows = self._tensor.shape[0]
         self._rows = _raw(tensor).reshape(num_rows, tensor.nbytes // max(1, num_rows))
@@ -41,12 +55,14 @@ class RowChecksums:
         self._areas = [_area_of(box, self._tensor) for box in self._boxes]
         self._alone, self._left = _disjoint(self._areas, Box.full(self._rows.shape))
         self._values: list[int] = []
+        can_arrange = may_arrange and not self._left and len(self._alone) == len(self._areas)
+        self.blocks = self._arranged() if can_arrange else None
 
     def copy(self, source: Tensor) -> None:
         """Copy a tensor of the same shape, in host memory, of any strides; casts if need be."""
         moves = self.moves(source)
         if moves is None:
-            self._copy_by_bands(source if source.dim() else source.view(1))
+            self._values = self._copied_by_bands(source if source.dim() else source.view(1))
         else:
             self._values = row_engine().prepare(moves).make()[len(self._left) :]
 
@@ -63,11 +79,14 @@ class RowChecksums:
         moves = [RowMove(rows[area], self._rows[area], is_hashed=False) for area in self._left]
         for number, area in enumerate(self._areas):
             assert area is not None
-            moves.append(RowMove(rows[area], self._rows[area] if number in self._alone else None))
+            into = self._rows[area] if number in self._alone else None
+            if self.blocks is not None:
+                into = _raw(self.blocks[number]).reshape(rows[area].shape)
+            moves.append(RowMove(rows[area], into))
         return moves
 
     def written(self) -> None:
-        """Somebody else has filled the tensor."""
+        """Somebody else has filled the tensor, as it lies."""
         runnings = self._start()
         self._add(runnings, 0, len(self._rows))
         self._values = [running.value for running in runnings]
@@ -77,15 +96,38 @@ class RowChecksums:
         """One for each box, of what was written last."""
         return self._values
 
-    def _copy_by_bands(self, source: Tensor) -> None:
+    def _copied_by_bands(self, source: Tensor) -> list[int]:
         runnings = self._start()
         num_rows = len(self._rows)
         step = max(1, BLOCK_BYTES // max(1, self._rows.shape[1]))
         for start in range(0, num_rows, step):
             stop = min(start + step, num_rows)
-            self._tensor[start:stop].copy_(source[start:stop])
-            self._add(runnings, start, stop)
-        self._values = [running.value for running in runnings]
+            if self.blocks is None:
+                self._tensor[start:stop].copy_(source[start:stop])
+                self._add(runnings, start, stop)
+                continue
+            for running, box, block in zip(runnings, self._boxes, self.blocks, strict=True):
+                low, high = max(start, box[0].start), min(stop, box[0].stop)
+                if low < high:
+                    part = block[low - box[0].start : high - box[0].start]
+                    running.add(part.copy_(source[low:high, *box[1:]]))
+        return [running.value for running in runnings]
+
+    def _arranged(self) -> list[Tensor] | None:
+        """The tensor's memory box by box, where some are columns and none has an odd length."""
+        flat, start = flat_bytes(self._tensor), 0
+        blocks: list[Tensor] = []
+        has_columns = False
+        for box, area in zip(self._boxes, self._areas, strict=True):
+            assert area is not None
+            num_rows, width = (part.stop - part.start for part in area)
+            if num_rows * width % ALIGNMENT:
+                return None
+            has_columns |= num_rows > 1 and width < self._rows.shape[1]
+            block = flat[start : start + num_rows * width].view(self._tensor.dtype)
+            blocks.append(block.view([part.stop - part.start for part in box]))
+            start += num_rows * width
+        return blocks if has_columns else None
 
     def _start(self) -> list[RunningChecksum]:
         return [RunningChecksum() for _ in self._boxes]

@@ -26,7 +26,7 @@ from cosmos_weightsync.arenas import Arena, Memory
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError, VersionGoneError
-from cosmos_weightsync.followed import FollowedTensors
+from cosmos_weightsync.followed import FollowedTensors, Placed
 from cosmos_weightsync.holding import Reader, VersionRange
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.shards import torch_dtype
@@ -76,6 +76,7 @@ class Snapshot:
         arena: Its memory.
         held: The same as boxes, with the checksums of the version it holds.
         followed: The tensors as they are written and hashed.
+        placed: Where ``held`` has its boxes.
         version: Which, or `NOT_WRITTEN`.
         pins: Of those who read it.
         was_read: Whether somebody has read this version, and so may still have it.
@@ -85,6 +86,7 @@ class Snapshot:
     arena: Arena
     held: HeldBoxes
     followed: FollowedTensors
+    placed: Sequence[Placed]
     version: int = NOT_WRITTEN
     pins: "list[Pin]" = field(default_factory=list["Pin"])
     was_read: bool = False
@@ -222,11 +224,15 @@ class SnapshotStore:
             with self._changed:
                 buffer.version = NOT_WRITTEN
                 buffer.was_read = False
-            buffer.held.checksums = checksums = self._checksums.start()
+            checksums = self._checksums.start()
             buffer.followed.expect(checksums.expected)
             write(buffer.arena.tensors, buffer.followed)
             checksums.learn(buffer.followed.values)
             with self._changed:
+                if buffer.placed is not buffer.followed.placed:
+                    buffer.placed = buffer.followed.placed
+                    buffer.held = HeldBoxes(buffer.placed, arena=buffer.arena)
+                buffer.held.checksums = checksums
                 buffer.version = self._last = version
         finally:
             self.release(buffer)
@@ -335,9 +341,8 @@ class SnapshotStore:
             [torch_dtype(spec.dtype) for spec in specs],
             memory="pinned" if self._source.is_cuda else self._memory,
         )
-        boxes = ((s.name, s.box, t) for s, t in zip(specs, arena.tensors, strict=True))
-        followed = FollowedTensors(arena.tensors, specs)
-        return Snapshot(arena, HeldBoxes(boxes, arena=arena), followed)
+        followed = FollowedTensors(arena.tensors, specs, may_arrange=True)
+        return Snapshot(arena, HeldBoxes((), arena=arena), followed, ())
 
 
 def _names(pins: Sequence[Pin]) -> str:

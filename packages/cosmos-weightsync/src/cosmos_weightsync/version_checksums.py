@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from torch import Tensor
-
 from cosmos_weightsync.boxes import Box, subtract_all
-from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.errors import DigestError
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.planning import Piece
@@ -139,8 +136,12 @@ class VersionChecksums:
         else:
             self._known.update({keys[number]: value for number, value in values.items()})
 
-    def of_pieces(self, pieces: Sequence[Piece], view: Callable[[str, Box], Tensor]) -> list[int]:
+    def of_pieces(self, pieces: Sequence[Piece], checksum: Callable[[str, Box], int]) -> list[int]:
         """The checksums of these pieces; computes those that nobody asked for before.
+
+        Args:
+            pieces: Of tensors that are held.
+            checksum: Of what lies in memory now.
 
         Raises:
             DigestError: what lies around one of these is not what was written.
@@ -151,12 +152,12 @@ class VersionChecksums:
             return [self._values[number] for number in numbers]
         self._known.update(zip(self.expected.keys, self._values, strict=False))
         keys = [(piece.name, piece.box) for piece in pieces]
-        found = {key: tensor_checksum(view(*key)) for key in keys if key not in self._known}
-        self._check(found, view)  # Afterwards, so that nothing can happen in between.
+        found = {key: checksum(*key) for key in keys if key not in self._known}
+        self._check(found, checksum)  # Afterwards, so that nothing can happen in between.
         self._known.update(found)
         return [self._known[key] for key in keys]
 
-    def _check(self, found: Iterable[Key], view: Callable[[str, Box], Tensor]) -> None:
+    def _check(self, found: Iterable[Key], checksum: Callable[[str, Box], int]) -> None:
         """Hold what these boxes are parts of against what was written."""
         checked: set[Key] = set()
         for name, box in found:
@@ -165,7 +166,7 @@ class VersionChecksums:
                 if key in checked or key not in self._known or whole.intersect(box) is None:
                     continue
                 checked.add(key)
-                if tensor_checksum(view(*key)) != self._known[key]:
+                if checksum(*key) != self._known[key]:
                     raise DigestError(
                         f"{name} {whole}: what is kept of the version here has changed since it "
                         "was written, as in memory that fails"

@@ -210,6 +210,9 @@ def _bytes_of(held: HeldBoxes, chunk: ChunkBox, room: Tensor) -> Bytes:
     A block that is allocated for each chunk would cost several: the C library does not find
     aligned blocks again that were freed (glibc before 2.38).
     """
+    piece, box, _ = chunk
+    if not held.is_whole(piece.name, piece.box):
+        return lent_bytes(flat_bytes(held.copied(piece.name, box, room)))
     view = _view_of(held, chunk)
     if view.device.type != _HOST.type or not view.is_contiguous():
         view = _room_for(view, room).copy_(view)
