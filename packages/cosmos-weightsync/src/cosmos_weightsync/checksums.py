@@ -18,6 +18,7 @@ __all__ = [
     "BLOCK_BYTES",
     "RunningChecksum",
     "box_blocks",
+    "bytes_checksum",
     "combined_digest",
     "tensor_checksum",
 ]
@@ -76,11 +77,16 @@ def box_blocks(
     return [part.relative_to(whole) for part in whole.split(size)]
 
 
+def bytes_checksum(content: np.ndarray) -> int:
+    """The checksum of contiguous bytes."""
+    return xxhash.xxh3_64_intdigest(content.data)
+
+
 def tensor_checksum(tensor: Tensor) -> int:
     """The checksum of a tensor's elements in row-major order; strides are free."""
     source = tensor.detach()
     if source.is_contiguous():
-        return xxhash.xxh3_64_intdigest(lent_bytes(flat_bytes(source).cpu()).data)
+        return bytes_checksum(lent_bytes(flat_bytes(source).cpu()))
     rows = byte_rows(source)
     if rows is not None:
         return row_engine().prepare([RowMove(rows, None)]).make()[0]

@@ -65,11 +65,6 @@ class Message:
         for chunk in self.chunks:
             held.view(chunk.name, chunk.box)
 
-    def tell(self, held: "HeldBoxes") -> None:
-        """Its bytes lie in place."""
-        regions = [(chunk.name, chunk.box) for chunk in self.chunks]
-        held.arrived(regions, sum(chunk.num_bytes for chunk in self.chunks))
-
 
 def schedule(
     pieces: Sequence[Piece], bucket_bytes: int, direct_bytes: int = DIRECT_BYTES

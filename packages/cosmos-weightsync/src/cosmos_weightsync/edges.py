@@ -285,7 +285,7 @@ def _receive(
         message = placed.message
         if stream is not None and placed.raw is not None:
             stream.recv_hashed(placed.raw, sums.running(message.chunks[0].piece), deadline)
-            message.tell(held)
+            placed.tell(held)
             continue
         view, loan = placed.flat, None
         if view is not None:
@@ -316,7 +316,7 @@ def _receive_run(
     values = stream.recv_moves(moves, deadline)
     for placed, value in zip(run.placed, values, strict=True):
         sums.know(placed.message.chunks[0].piece, value)
-        placed.message.tell(held)
+        placed.tell(held)
 
 
 def _end(
@@ -330,7 +330,7 @@ def _end(
     if wait is not None:
         wait()
     placed.end(held, view, sums)
-    placed.message.tell(held)
+    placed.tell(held)
 
 
 def compare_checksums(

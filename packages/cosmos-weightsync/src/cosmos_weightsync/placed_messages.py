@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cosmos_weightsync.byte_rows import flat_bytes
-from cosmos_weightsync.checksums import RunningChecksum, tensor_checksum
+from cosmos_weightsync.checksums import RunningChecksum, bytes_checksum, tensor_checksum
 from cosmos_weightsync.chunks import (
     HeldBoxes,
     Message,
@@ -71,6 +71,8 @@ class PlacedMessage:
 
     def __init__(self, message: Message, held: HeldBoxes, device: torch.device) -> None:
         self.message = message
+        self._regions = [(chunk.name, chunk.box) for chunk in message.chunks]
+        self._num_bytes = sum(chunk.num_bytes for chunk in message.chunks)
         first = message.chunks[0]
         self.rows = message_rows(message, held)
         self.raw = self.flat = None
@@ -95,6 +97,10 @@ class PlacedMessage:
         self._packing.make_in(bucket.data_ptr())
         return bucket[: self.message.num_bytes]
 
+    def tell(self, held: HeldBoxes) -> None:
+        """Its bytes lie in place."""
+        held.arrived(self._regions, self._num_bytes)
+
     def end(self, held: HeldBoxes, content: Tensor, sums: PieceSums) -> None:
         """The message is there: hash it, and take it out of its bucket if it is in one."""
         if self.flat is not None:
@@ -117,7 +123,10 @@ class PlacedMessage:
     def _hash(self, sums: PieceSums) -> None:
         assert self.flat is not None
         (chunk,) = self.message.chunks
-        if sums.is_whole(chunk.piece, chunk.num_bytes):
+        is_whole = sums.is_whole(chunk.piece, chunk.num_bytes)
+        if is_whole and self.raw is not None:
+            sums.know(chunk.piece, bytes_checksum(self.raw))
+        elif is_whole:
             sums.know(chunk.piece, tensor_checksum(self.flat))
         elif self.raw is not None:
             sums.running(chunk.piece).add_bytes(self.raw)
