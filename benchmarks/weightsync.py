@@ -57,7 +57,10 @@ from cosmos_weightsync.transports import NixlTransport
 TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group") + (
     ("nixl",) if NixlTransport.is_installed() else ()
 )
-WARM_TURNS = 2  # A sender writes into two snapshots in turn: both are to have been read.
+WARM_TURNS = 4
+"""A sender writes into two snapshots in turn, and lays both out once it knows what is asked for.
+Each is to have been read as it is then.
+"""
 WORLD = NUM_SENDERS + NUM_RECEIVERS
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(cosmos_weightsync.__file__).parents[1]

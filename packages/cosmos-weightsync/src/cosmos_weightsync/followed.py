@@ -88,7 +88,8 @@ class FollowedTensors:
         if self._expected is not None and self._expected.keys == expected.keys:
             return
         self._expected = expected
-        self._rows, self._prepared, self._placed = {}, None, None
+        self._rows, self._prepared = {}, None
+        self._copied, self._placed = frozenset(), None
         by_name: dict[str, list[int]] = {}
         for number, (name, _) in enumerate(expected.keys):
             by_name.setdefault(name, []).append(number)

@@ -54,7 +54,7 @@ from cosmos_weightsync.transports.cuda_ipc import gpu_of
 
 __all__ = ["PROTOCOL", "HolderIdentity", "ServingSession", "pieces_of"]
 
-PROTOCOL = 4
+PROTOCOL = 5
 SETTLING_S = 5.0
 """How often a holder that has nothing to say says so."""
 

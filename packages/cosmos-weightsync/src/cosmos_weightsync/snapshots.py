@@ -111,7 +111,7 @@ class Pin:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The copies, in the order of the shards."""
+        """The memory of each shard's copy, in their order."""
         return self.snapshot.arena.tensors
 
 
