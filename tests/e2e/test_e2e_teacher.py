@@ -23,6 +23,7 @@ from cosmos_rollout import TransformersConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
+MANY_STEPS = 40  # a few seconds, in which somebody can be asked and killed
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +129,7 @@ def assert_answers_the_run_alone(run: Run) -> None:
 def test_one_of_two_teachers_that_is_killed_costs_no_sample(runner: Runner) -> None:
     student, teacher = tiny_pair(runner.folder)
     run = runner.start(
-        *SMALL, f"trainer.steps={STEPS}", f"model.path={student}", f"model.teacher={teacher}",
+        *SMALL, f"trainer.steps={MANY_STEPS}", f"model.path={student}", f"model.teacher={teacher}",
         "algorithm.kind=on_policy_distillation", "rollout.record=true",
         "teacher.replicas=2", "teacher.engine.kind=transformers", "teacher.top_k=2",
         "validation.after=false", "validation.before=false",
@@ -142,11 +143,11 @@ def test_one_of_two_teachers_that_is_killed_costs_no_sample(runner: Runner) -> N
     assert incident["outcome"] == "restarted"
     books = run.report["books"]
     assert_balanced(books)
-    assert (books["consumed"], sum(books["dropped"].values())) == (STEPS * 8, 0)
+    assert (books["consumed"], sum(books["dropped"].values())) == (MANY_STEPS * 8, 0)
     assert run.report["failures"] == {}
     recorded = list(read_trajectories(run.output / "trajectories" / "rollout-0.bin"))
-    assert len(recorded) >= STEPS * 32
-    assert_scored(recorded, teacher, 2)
+    assert len(recorded) >= MANY_STEPS * 32
+    assert_scored(recorded[:: len(recorded) // 200], teacher, 2)
 
 
 def test_a_server_of_somebody_else_is_the_teacher_of_a_whole_run(runner: Runner) -> None:
