@@ -181,11 +181,10 @@ class HeldBoxes:
         Raises:
             LayoutError: not all of it is held here.
         """
-        held = self._held.get(name, ())
-        dtype = held[0][1].dtype if held else room.dtype
+        dtype = self._dtype_of(name, box)
         found = room[: box.numel * dtype.itemsize].view(dtype).view(box.shape)
         left = box.numel
-        for origin, tensor in held:
+        for origin, tensor in self._held[name]:
             part = origin.intersect(box)
             if part is not None:
                 found[part.relative_to(box)].copy_(tensor[part.relative_to(origin)])
@@ -199,11 +198,16 @@ class HeldBoxes:
         if self.is_whole(name, box):
             return tensor_checksum(self.view(name, box))
         room = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-        item_bytes = max((t.element_size() for _, t in self._held.get(name, ())), default=1)
+        item_bytes = self._dtype_of(name, box).itemsize
         running = RunningChecksum(box.numel * item_bytes)
         for part in box.split(BLOCK_BYTES // item_bytes):
             running.add(self.copied(name, part, room))
         return running.value
+
+    def _dtype_of(self, name: str, box: Box) -> torch.dtype:
+        for _, tensor in self._held.get(name, ()):
+            return tensor.dtype
+        raise LayoutError(f"{name}: {box} is not held here")
 
     def _make(self, name: str, box: Box) -> Tensor:
         for origin, tensor in self._held.get(name, ()):

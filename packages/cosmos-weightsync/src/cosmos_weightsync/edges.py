@@ -27,9 +27,7 @@ from torch import Tensor
 
 from cosmos_weightsync.buckets import Borrower, BucketPool, Loan, half_of
 from cosmos_weightsync.checksums import RunningChecksum, box_blocks
-from cosmos_weightsync.chunks import (
-    HeldBoxes,
-)
+from cosmos_weightsync.chunks import HeldBoxes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edge_pieces import Batch, EdgePieces, EdgePlaces
 from cosmos_weightsync.errors import DigestError
@@ -172,7 +170,7 @@ def source_checksums(pieces: Sequence[Piece], held: HeldBoxes) -> list[int]:
     """What is known of the version already, or computed now."""
     if held.checksums is not None:
         return held.checksums.of_pieces(pieces, held.checksum)
-    return [held.checksum(piece.name, piece.box) for piece in pieces]
+    return [piece_checksum(held, piece) for piece in pieces]
 
 
 def _runs(

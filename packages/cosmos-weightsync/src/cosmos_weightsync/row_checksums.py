@@ -15,7 +15,7 @@ as the tensor lies   A A A B B │ A A A B B │ …        box by box   A A A �
 ```
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -106,11 +106,10 @@ class RowChecksums:
                 self._tensor[start:stop].copy_(source[start:stop])
                 self._add(runnings, start, stop)
                 continue
-            for running, box, block in zip(runnings, self._boxes, self.blocks, strict=True):
-                low, high = max(start, box[0].start), min(stop, box[0].stop)
-                if low < high:
-                    part = block[low - box[0].start : high - box[0].start]
-                    running.add(part.copy_(source[low:high, *box[1:]]))
+            for number, low, high in self._parts(start, stop):
+                first, *columns = self._boxes[number]
+                part = self.blocks[number][low - first.start : high - first.start]
+                runnings[number].add(part.copy_(source[low:high, *columns]))
         return [running.value for running in runnings]
 
     def _arranged(self) -> list[Tensor] | None:
@@ -134,14 +133,20 @@ class RowChecksums:
 
     def _add(self, runnings: Sequence[RunningChecksum], start: int, stop: int) -> None:
         """Carry on over rows ``start:stop``."""
-        for running, box, area in zip(runnings, self._boxes, self._areas, strict=True):
-            low, high = max(start, box[0].start), min(stop, box[0].stop)
-            if low >= high:
-                continue
+        for number, low, high in self._parts(start, stop):
+            area, running = self._areas[number], runnings[number]
             if area is not None:
                 running.add_bytes(np.ascontiguousarray(self._rows[low:high, area[1]]))
             else:
-                running.add(self._tensor[low:high, *box[1:]].contiguous())
+                part = self._tensor[low:high, *self._boxes[number][1:]]
+                running.add(part.contiguous())
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The boxes, by number, that have some of rows ``start:stop``, and which of these."""
+        for number, (rows, *_) in enumerate(self._boxes):
+            low, high = max(start, rows.start), min(stop, rows.stop)
+            if low < high:
+                yield number, low, high
 
 
 def _area_of(box: tuple[slice, ...], tensor: Tensor) -> Area | None:
