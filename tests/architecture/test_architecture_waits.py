@@ -141,7 +141,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "carry_through": "for what must not be given up half-way; its parts have deadlines"
     },
     "cosmos_weightsync/dialing.py": {"meet_all": _DONE},
-    "cosmos_weightsync/edges.py": {"_end": "made of waits that have one"},
+    "cosmos_weightsync/edges.py": {"_end_oldest": "made of waits that have one"},
     "cosmos_weightsync/files/fetching.py": {
         "_read": "as long as storage takes; the replica's lease sees one that hangs",
         "_sums_of": _NO_WAIT,

@@ -326,16 +326,17 @@ def test_what_a_transport_declares_is_what_its_channels_are(transport, ends):
     assert 0 < declared.direct_bytes <= declared.message_bytes
 
 
+@pytest.mark.parametrize("order", [list, reversed])
 @pytest.mark.parametrize("transport", each("nixl", "process_group"), indirect=True)
-def test_as_many_messages_are_taken_before_the_first_is_done_as_is_declared(ends):
+def test_as_many_messages_are_taken_before_the_first_is_done_as_is_declared(ends, order):
     sending, receiving = ends
     sent = [content(1000, seed) for seed in range(sending.capabilities.groups)]
     arrived = [torch.zeros(1000, dtype=torch.uint8) for _ in sent]
     begun = [sending.begin_send(view, soon()) for view in sent]  # None is received yet.
     begun_there = [receiving.begin_recv(view, soon()) for view in arrived]
     with ThreadPoolExecutor(1) as other:
-        ended = other.submit(lambda: [end() for end in begun])
-        for end in begun_there:
+        ended = other.submit(lambda: [end() for end in order(begun)])
+        for end in order(begun_there):  # Who has waited for the last has waited for all.
             end()
         ended.result()
     assert all(torch.equal(*pair) for pair in zip(sent, arrived, strict=True))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
@@ -131,14 +132,15 @@ def update(receiver: WeightReceiver) -> None:
 
 
 def test_newcomers_of_other_degrees_catch_up_from_receivers_while_training_goes_on(stack):
-    world, stop = World(stack), threading.Event()
+    world, stop, end = World(stack), threading.Event(), threading.Event()
     threads = stack.enter_context(ThreadPoolExecutor(4))
+    stack.callback(end.set)
     stack.callback(stop.set)
     world.publish()
     for receiver in world.receivers:
         update(receiver)
-    work = [lambda: world.publish(), *(lambda each=each: update(each) for each in world.receivers)]
-    at_work = [threads.submit(again, stop, each) for each in work]
+    training = threads.submit(again, end, world.publish)
+    at_work = [threads.submit(again, stop, partial(update, each)) for each in world.receivers]
     seen = []
     for num_ranks in (3, 1, 4):
         for rank in range(num_ranks):
@@ -150,6 +152,8 @@ def test_newcomers_of_other_degrees_catch_up_from_receivers_while_training_goes_
                 newcomer.verify()
     stop.set()
     assert all(each.result(60) > 3 for each in at_work)
+    end.set()  # Not sooner: each waits for one more version.
+    assert training.result(60) > 3
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
     assert world.watched.num_opened == 0  # No newcomer read from a trainer.

@@ -107,6 +107,7 @@ class HeldBoxes:
         checksums: Of the version they hold, if somebody keeps them.
         on_view: Called with name and box before a view is given away; it may wait or refuse.
         on_arrival: Called with regions once new bytes lie in place, and how many; from any thread.
+            Returns whether somebody waits for what arrives, to pass it on.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class HeldBoxes:
         arena: Arena | None = None,
         checksums: VersionChecksums | None = None,
         on_view: Callable[[str, Box], None] | None = None,
-        on_arrival: Callable[[Sequence[tuple[str, Box]], int], None] | None = None,
+        on_arrival: Callable[[Sequence[tuple[str, Box]], int], bool] | None = None,
     ) -> None:
         self.arena = arena
         self.checksums = checksums
@@ -220,10 +221,13 @@ class HeldBoxes:
         """Whether a view may have to be waited for."""
         return self._on_view is not None
 
-    def arrived(self, regions: Sequence[tuple[str, Box]], num_bytes: int) -> None:
-        """So many new bytes lie in these regions; whoever puts them there says so."""
-        if self._on_arrival is not None:
-            self._on_arrival(regions, num_bytes)
+    def arrived(self, regions: Sequence[tuple[str, Box]], num_bytes: int) -> bool:
+        """So many new bytes lie in these regions; whoever puts them there says so.
+
+        Returns:
+            Whether somebody waits for what arrives, to pass it on.
+        """
+        return self._on_arrival is not None and self._on_arrival(regions, num_bytes)
 
 
 def message_rows(message: Message, held: HeldBoxes) -> np.ndarray | None:

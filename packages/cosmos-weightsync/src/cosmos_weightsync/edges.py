@@ -18,6 +18,7 @@ receiver                  │ done 0 │ done 1 │ done 2
 ```
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -90,15 +91,34 @@ def serve_edge(
 
 
 _MOST_PACKED = 2
+_MOST_TOGETHER = 16
+_FAST_S = 0.05
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Begun:
+    """A message under way; see `_UnderWay.add`."""
+
+    wait: Callable[[], None] | None
+    loan: Loan | None
+    finish: Callable[[], bool] | None
 
 
 class _UnderWay:
-    """Messages that were begun and are not done: a few, two of them at most in the bucket."""
+    """Messages that were begun and are not done: a few, two of them at most in the bucket.
+
+    To be woken for every message takes a busy machine as long as a small message does. So those
+    that lie in place are waited for together, while others stay under way: as many as may be where
+    nothing is to be done with them then, and up to a few, twice as many each time, while they
+    arrive fast and nobody passes them on.
+    """
 
     def __init__(self, most: int, bucket: Borrower) -> None:
         self._most = most
         self._bucket = bucket
-        self._waiting: deque[tuple[Callable[[], None], Loan | None]] = deque()
+        self._waiting: deque[_Begun] = deque()
+        self._half = max(1, most // 2)
+        self._together = 1
 
     def make_room(self) -> None:
         """End the oldest ones until there is room for another."""
@@ -111,9 +131,20 @@ class _UnderWay:
         while len(self._bucket.loans) >= _MOST_PACKED:
             self._end_oldest()
 
-    def add(self, end: Callable[[], None], loan: Loan | None) -> None:
-        """Another; ``end`` waits for it, and then its part of the bucket is free."""
-        self._waiting.append((end, loan))
+    def add(
+        self,
+        wait: Callable[[], None] | None,
+        loan: Loan | None,
+        finish: Callable[[], bool] | None = None,
+    ) -> None:
+        """Another.
+
+        Args:
+            wait: Waits for it, and so for all before it; ``None`` if it is done.
+            loan: Its part of the bucket, free once it is done.
+            finish: To be called once it is done; says whether somebody waits to pass it on.
+        """
+        self._waiting.append(_Begun(wait, loan, finish))
 
     def drain(self) -> None:
         """End all."""
@@ -121,10 +152,26 @@ class _UnderWay:
             self._end_oldest()
 
     def _end_oldest(self) -> None:
-        end, loan = self._waiting.popleft()
-        end()
-        if loan is not None:
-            self._bucket.give_back(loan)
+        ended = [self._waiting.popleft()]
+        while self._waiting and self._goes_with(ended[-1], self._waiting[0], len(ended)):
+            ended.append(self._waiting.popleft())
+        started = time.monotonic()
+        for each in reversed(ended):
+            if each.wait is not None:
+                each.wait()
+        is_urgent = time.monotonic() - started > _FAST_S
+        for each in ended:
+            is_urgent |= each.finish is not None and each.finish()
+            if each.loan is not None:
+                self._bucket.give_back(each.loan)
+        more = min(2 * self._together, _MOST_TOGETHER, self._half)
+        self._together = 1 if is_urgent else more
+
+    def _goes_with(self, last: _Begun, following: _Begun, count: int) -> bool:
+        """Whether the oldest ones, which are so many, are waited for together with the next."""
+        if last.loan is not None or following.loan is not None:
+            return False
+        return count < (self._half if following.finish is None else self._together)
 
 
 def _send(
@@ -160,7 +207,7 @@ def _send(
             under_way.add(batched.begin_send(content, deadline), loan)
         else:
             channel.send(content, deadline)
-            under_way.add(lambda: None, loan)
+            under_way.add(None, loan)
         if batched is None or held.is_arriving:
             under_way.drain()  # Nothing is kept from others while this waits for what comes next.
     under_way.drain()
@@ -292,12 +339,12 @@ def _receive(
             under_way.make_packed_room()
             loan = bucket.take(message.num_bytes, channel.device, deadline, under_way.drain)
             view = loan.view
+        finish = partial(_finish, placed, view, held, sums)
         if batched is not None:
-            wait = batched.begin_recv(view, deadline)
-            under_way.add(partial(_end, wait, placed, view, held, sums), loan)
+            under_way.add(batched.begin_recv(view, deadline), loan, finish)
         else:
             channel.recv_into(view, deadline)
-            under_way.add(partial(_end, None, placed, view, held, sums), loan)
+            under_way.add(None, loan, finish)
             under_way.drain()
     under_way.drain()
     return sums.values()
@@ -317,18 +364,10 @@ def _receive_run(
         placed.tell(held)
 
 
-def _end(
-    wait: Callable[[], None] | None,
-    placed: PlacedMessage,
-    view: Tensor,
-    held: HeldBoxes,
-    sums: PieceSums,
-) -> None:
-    """Wait for a message that was begun, and do what is to be done once it is there."""
-    if wait is not None:
-        wait()
+def _finish(placed: PlacedMessage, view: Tensor, held: HeldBoxes, sums: PieceSums) -> bool:
+    """What is to be done with a message that is there; see `PlacedMessage.tell`."""
     placed.end(held, view, sums)
-    placed.tell(held)
+    return placed.tell(held)
 
 
 def compare_checksums(

@@ -97,9 +97,9 @@ class PlacedMessage:
         self._packing.make_in(bucket.data_ptr())
         return bucket[: self.message.num_bytes]
 
-    def tell(self, held: HeldBoxes) -> None:
-        """Its bytes lie in place."""
-        held.arrived(self._regions, self._num_bytes)
+    def tell(self, held: HeldBoxes) -> bool:
+        """Its bytes lie in place; returns whether somebody waits for what arrives."""
+        return held.arrived(self._regions, self._num_bytes)
 
     def end(self, held: HeldBoxes, content: Tensor, sums: PieceSums) -> None:
         """The message is there: hash it, and take it out of its bucket if it is in one."""

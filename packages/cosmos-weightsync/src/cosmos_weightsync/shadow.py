@@ -234,11 +234,12 @@ class Shadow:
     def _held(self) -> list[tuple[str, Box, Tensor]]:
         return [(s.spec.name, s.spec.box, s.tensor) for s in self._shards]
 
-    def _count(self, regions: Sequence[Region], num_bytes: int) -> None:
+    def _count(self, regions: Sequence[Region], num_bytes: int) -> bool:
         with self._changed:
             self._arrived.add(regions)
             self._arrived_bytes += num_bytes
             self._changed.notify_all()
+            return bool(self._pins)
 
     def _evict(self, linger: Deadline) -> None:
         """Have no readers, at ``linger`` at the latest. Called with the lock held."""

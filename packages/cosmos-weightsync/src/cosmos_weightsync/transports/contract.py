@@ -176,7 +176,11 @@ class Windows(Protocol):
 
 @runtime_checkable
 class BatchedChannel(Channel, Protocol):
-    """A channel that takes a message before the one before it is done."""
+    """A channel that takes a message before the one before it is done.
+
+    Messages are done in the order in which they were begun. Who has waited for one waits no more
+    for those before it, but calls what was returned for them all the same.
+    """
 
     def begin_send(self, view: Tensor, deadline: Deadline) -> Callable[[], None]:
         """Start to send; the view may be changed once what this returns has been called.

@@ -149,6 +149,7 @@ class _NixlChannel:
         self._num_sent = self._num_read = 0
         self._due: list[Tensor] = []
         self._posted: list[Callable[[], bool]] = []
+        self._num_due = self._num_here = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -184,22 +185,29 @@ class _NixlChannel:
     def begin_recv(self, view: Tensor, deadline: Deadline) -> Callable[[], None]:
         self._agent.register(view)
         self._due.append(view)
+        self._num_due += 1
+        number = self._num_due
 
         def wait() -> None:
-            if not self._posted:
-                self._post(deadline)
-            is_done = self._posted.pop(0)
-            while not is_done():
-                if self._due and self._has_frame(0.0):
-                    self._post(deadline)
-                deadline.remaining(self._peer)
-                time.sleep(_PAUSE_S)
-            self._control.send("read", {}, deadline)
+            while self._num_here < number:
+                self._read_oldest(deadline)
+                self._num_here += 1
 
         return wait
 
     def close(self) -> None:
         self._control.close()
+
+    def _read_oldest(self, deadline: Deadline) -> None:
+        if not self._posted:
+            self._post(deadline)
+        is_done = self._posted.pop(0)
+        while not is_done():
+            if self._due and self._has_frame(0.0):
+                self._post(deadline)
+            deadline.remaining(self._peer)
+            time.sleep(_PAUSE_S)
+        self._control.send("read", {}, deadline)
 
     def _post(self, deadline: Deadline) -> None:
         """Take the sender's next message and start to read it to where it is due."""

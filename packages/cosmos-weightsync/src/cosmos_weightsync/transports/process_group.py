@@ -40,7 +40,7 @@ __all__ = ["ProcessGroupTransport"]
 
 _CAPABILITIES = {
     "cpu": Capabilities(  # Gloo: a message costs as much as packing some hundred KiB.
-        direct_bytes=512 << 10, message_bytes=6 << 20, groups=64
+        direct_bytes=512 << 10, message_bytes=6 << 20, groups=1024
     ),
     "cuda": Capabilities(  # NCCL: a call costs more than packing.
         devices=frozenset({"cpu", "cuda"}),
