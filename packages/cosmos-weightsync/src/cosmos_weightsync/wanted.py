@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.byte_rows import flat_bytes
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
 from cosmos_weightsync.layout import Layout, ShardSpec, check_cast, check_once
 from cosmos_weightsync.living import check_in_place
@@ -85,16 +87,18 @@ class WantedWeights:
         return tuple(self._arriving_as(spec, senders) for spec in wanted)
 
     def place(self, specs: Sequence[ShardSpec]) -> tuple[tuple[Shard, ...], Arena | None]:
-        """Where versions of these specs (from `on_wire`) land, and the arena that this is in."""
+        """Where versions of these specs (from `on_wire`) land, and the arena others read it in.
+
+        Where nobody does it is in huge pages, if the system has them: what arrives is hashed there.
+        """
         if self._mode == "in_place":
             return tuple(Shard(t.spec, t.tensor.detach()) for t in self.targets), None
         shapes = [spec.box.shape for spec in specs]
         dtypes = [torch_dtype(spec.dtype) for spec in specs]
+        arena = Arena(shapes, dtypes, memory=self._memory)
         if self._memory == "shared":
-            arena = Arena(shapes, dtypes)
             return tuple(map(Shard, specs, arena.tensors)), arena
-        tensors = (torch.empty(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True))
-        return tuple(map(Shard, specs, tensors)), None
+        return tuple(map(Shard, specs, map(_apart, arena.tensors))), None
 
     def _arriving_as(self, spec: ShardSpec, senders: Layout) -> ShardSpec:
         if spec.name not in senders.tensors:
@@ -114,3 +118,11 @@ class WantedWeights:
                 )
             check_cast(spec, dtype, holder)
         return replace(spec, dtype=dtype)
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """A tensor with a storage of its own in the same memory: whoever saves it saves no others."""
+    if not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    content = torch.from_numpy(flat_bytes(tensor).numpy())
+    return content.view(tensor.dtype).view(tensor.shape)
