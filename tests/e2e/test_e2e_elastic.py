@@ -55,6 +55,7 @@ def join_before_more_is_generated(run: Run, joins: dict[str, int]) -> None:
     """Hold generation up until replicas have joined so often, or the run would end without them."""
     joined = lambda name: len(events(run, "ReplicaJoined", name))  # noqa: E731
     run.wait_for(lambda: any(joined(f"policy-{index}") for index in range(2)), _LONG_S)
+    run.wait_for(lambda: bool(run.children("rollout-0")), _LONG_S)  # It may begin after these.
     rollout = run.child("rollout-0")
     os.kill(rollout, signal.SIGSTOP)
     try:
