@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.arenas import Arena, Memory
 from cosmos_weightsync.byte_rows import flat_bytes
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
 from cosmos_weightsync.layout import Layout, ShardSpec, check_cast, check_once
@@ -48,7 +48,7 @@ class WantedWeights:
         mode: Mode,
         memory: Literal["shared", "private"] = "private",
     ) -> None:
-        self._memory = memory
+        self._memory: Memory = memory
         found = None if items is None else handed_over(items, (Shard, ShardSpec))
         self._mode: Mode = mode
         self.targets = tuple(
